@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import ray
+from msgspec.structs import replace
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -113,7 +114,9 @@ class Supervisor:
         """What the worker tells of itself; silent if it is not there or takes longer than a glance."""
         if self.ready:
             try:
-                return read_counters(await asyncio.wait_for(self.call(lambda w: w.stats.remote()), GLANCE_S))
+                told = read_counters(await asyncio.wait_for(self.call(lambda w: w.stats.remote()), GLANCE_S))
+                # Processes of several nodes may have one number, in pods more often than not.
+                return replace(told, numbers={**told.numbers, "node": ray.get_runtime_context().get_node_id()})
             except (TimeoutError, WorkerLost, RayError) as error:
                 log.info("no counters from a %s worker (%s)", stage, type(error).__name__)
         return Counters(stage)

@@ -100,8 +100,12 @@ def _model(name: str, now: Mapping[str, Any], before: Mapping[str, Any] | None, 
 
 def _grown(now: list[dict[str, Any]], before: list[dict[str, Any]], counter: str) -> int:
     """By how much; a worker that is new has counted from nothing."""
-    earlier = {(worker["stage"], worker["pid"]): worker.get(counter, 0) for worker in before}
-    return sum(max(0, w.get(counter, 0) - earlier.get((w["stage"], w["pid"]), 0)) for w in now)
+
+    def of(worker: dict[str, Any]) -> tuple[Any, ...]:
+        return worker["stage"], worker.get("node"), worker["pid"]
+
+    earlier = {of(worker): worker.get(counter, 0) for worker in before}
+    return sum(max(0, worker.get(counter, 0) - earlier.get(of(worker), 0)) for worker in now)
 
 
 def _reporting(load: Mapping[str, Any]) -> WorkerView:

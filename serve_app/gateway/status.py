@@ -60,5 +60,5 @@ async def _workers(gateway: Gateway, model: ServedModel) -> dict[str, Any]:
         log.info("no counters from %s (%s)", model.id, type(error).__name__)
         return {"workers": [], "silent": sorted(model.profile.stages)}
     entries = [worker for counters in told for worker in counters.workers]
-    workers = {(w.stage, w.pid): w.shown() for w in entries if not w.silent}
+    workers = {(w.stage, w.numbers.get("node"), w.pid): w.shown() for w in entries if not w.silent}
     return {"workers": list(workers.values()), "silent": sorted({w.stage for w in entries if w.silent})}

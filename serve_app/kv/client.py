@@ -277,7 +277,7 @@ class KVClient:
                 pool.report_bad.remote([piece.chunk_id])
             break
         self._count(found)
-        self.costs.measured(tier, sum(payload.nbytes for _, payload in found), read_s)
+        self.costs.measured(tier, moved(found, pieces, payloads), read_s)
         return found
 
     def _count(self, found: list[Fetched]) -> None:
@@ -365,6 +365,14 @@ class KVClient:
     async def _blocking(self, function: Any, *args: Any) -> Any:
         call = asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
         return await asyncio.wait_for(call, self._timeout_s + 5.0)
+
+
+def moved(found: list[Fetched], pieces: Sequence[Piece], payloads: Sequence[Any]) -> int:
+    """Bytes that a read has brought, and the one more chunk of which it at most had the greater part when it was given
+    up: that a link is too slow is learnt as well.
+    """
+    late = next((p for p, payload in zip(pieces, payloads, strict=True) if isinstance(payload, TimeoutError)), None)
+    return sum(payload.nbytes for _, payload in found) + (late.nbytes if late is not None else 0)
 
 
 def _complete(found: list[Fetched], keys: Sequence[bytes], tail_keys: Sequence[bytes], start: int) -> bool:

@@ -39,6 +39,7 @@ MAX_CONNECTIONS = 16384
 FILES_OF_ITS_OWN = 500
 RETRY_AFTER_S = 2
 METHODS = "GET, POST, DELETE"
+_FRONTENDS = ("frontend http_frontend", "frontend grpc_frontend")
 
 
 def _body(code: int, kind: str, message: str) -> bytes:
@@ -102,7 +103,8 @@ def connections(files: int) -> int:
 def corrected(config: str, folder: Path) -> str:
     """``config`` with everything above set right; the answers are files in ``folder``. Twice is as good as once."""
     most = connections(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
-    lines = []
+    lines: list[str] = []
+    section = ""
     for line in config.splitlines():
         bare = line.strip()
         if bare.startswith(("errorfile ", "timeout http-request ", "timeout http-keep-alive ", "timeout tunnel ")):
@@ -116,7 +118,11 @@ def corrected(config: str, folder: Path) -> str:
             line = line.replace("mode 666", "mode 600")
         elif bare.startswith("http-request return status 404 "):
             line = "    http-request return status 503 default-errorfiles"
-        line = re.sub(r"^(\s*bind )(\*|):", r"\g<1>127.0.0.1:", line)
+        elif bare.startswith(("frontend ", "listen ")):
+            section = bare
+        # The API listens where it was told to, which is everywhere (`*`) on a cluster.
+        if section not in _FRONTENDS:
+            line = re.sub(r"^(\s*bind )(\*|):", r"\g<1>127.0.0.1:", line)
         lines.append(line)
         if bare == "defaults":
             lines.append(f"    timeout http-request {HEADER_TIMEOUT_S}s")

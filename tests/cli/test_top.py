@@ -28,6 +28,10 @@ def test_rates_are_differences_of_counters():
     assert look(status(300)).models[0].tokens_per_s is None
     # Another process counts from nothing.
     assert look(status(30, pid=9), status(100), 1.0).models[0].tokens_per_s == 30.0
+    # So does one with the same number on another node.
+    now, before = status(30), status(100)
+    now["models"]["@cf/a/b"]["workers"][0]["node"], before["models"]["@cf/a/b"]["workers"][0]["node"] = "b", "a"
+    assert look(now, before, 1.0).models[0].tokens_per_s == 30.0
     assert model.waiting == {"ann": 2} and (other.ready, other.workers) == (False, [])
     assert [(each.stage, each.role, each.kv_use) for each in model.workers] == [
         ("decode", "mixed", 0.25),

@@ -90,6 +90,15 @@ def test_nothing_is_open_to_the_world(config: dict[str, Any], aws: dict[str, Any
     assert "--dashboard-host=127.0.0.1" in head
 
 
+def test_the_head_gets_what_ray_makes_machines_with(config: dict[str, Any]) -> None:
+    """Ray's own defaults install it, and a list of ours stands in their place."""
+    packages = {"aws": "boto3", "gcp": "google-api-python-client", "azure": "azure-mgmt-compute"}
+    [command] = config["head_setup_commands"]
+    assert re.search(
+        rf"^~/serve-app/\.venv/bin/python -m pip install .*{packages[config['provider']['type']]}==", command
+    )
+
+
 def test_each_cloud_has_its_own_machines_and_the_same_of_all_else(config: dict[str, Any], aws: dict[str, Any]) -> None:
     own = {"provider", "auth", "available_node_types", "head_setup_commands"}
     assert set(config) == set(aws)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
+import ray
 from msgspec.structs import replace
 
 from deployments.decode import Decode
@@ -173,6 +174,7 @@ async def test_gateways_subscribe_and_ask(parts):
     assert await decode.record_autoscaling_stats() == {"needed_replicas": 1.5}
     [counters] = (await asked(decode, ALL_STATS, Nothing())).workers
     assert counters.stage == "decode" and not counters.silent and counters.shown()["running"] == 0
+    assert counters.shown()["node"] == ray.get_runtime_context().get_node_id()
     assert (await asked(decode, COLLECT, CollectCall("nobody", 0))).items == ()
     assert await asked(decode, PROBE, Nothing()) == await asked(prefill, WAKE, Nothing()) == Nothing()
     await inbox.aclose()

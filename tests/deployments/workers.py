@@ -52,11 +52,16 @@ def start(path: Path, stage: str, *, node_id: str | None = None, **options: Any)
 
 
 class Caller:
-    """A gateway's and a replica's part in a request, for one test."""
+    """A gateway's and a replica's part in a request, for one test. Workers on other machines reach it at ``host``."""
+
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        self._host = host
 
     async def __aenter__(self) -> Caller:
         self.reports: list[LoadReport] = []
-        self._inbox = TokenInbox(on_load=lambda _, report: report is not None and self.reports.append(report))
+        self._inbox = TokenInbox(
+            on_load=lambda _, report: report is not None and self.reports.append(report), host=self._host
+        )
         await self._inbox.start()
         return self
 

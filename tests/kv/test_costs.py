@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
 import pytest
 
+from serve_app.kv.client import moved
 from serve_app.kv.costs import PRIORS, FetchCosts
 
 MIB = 1 << 20
@@ -90,3 +95,18 @@ def test_what_waits_before_a_fetch_and_the_copy_behind_it_count():
     assert costs.worth("node", 1000, 100 * MIB, queued_bytes=1 << 30, busy_s=1.0)
     costs.copies.add(MIB, 0.01)
     assert not costs.worth("node", 1000, 100 * MIB) and costs.copy_seconds(100 * MIB) == pytest.approx(1.0)
+
+
+def test_that_nothing_comes_in_time_is_learnt_too():
+    pieces: list[Any] = [SimpleNamespace(nbytes=2 * MIB)] * 3
+    came, late = np.zeros(2 * MIB, np.uint8), TimeoutError()
+    assert moved([(pieces[0], came)], pieces, [came, late, late]) == 4 * MIB
+    # What a node has lost says nothing of the way to it.
+    assert moved([], pieces, [ValueError(), came, came]) == 0
+    costs = FetchCosts()
+    costs.prefill.add(1000, 1.0)
+    tries = 0
+    while costs.worth("remote", 768, 6 * MIB):
+        costs.measured("remote", moved([], pieces, [late] * 3), 2.0)
+        tries += 1
+    assert 1 <= tries <= 12

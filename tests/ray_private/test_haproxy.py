@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import socket
 import subprocess
 import threading
@@ -40,6 +41,15 @@ def test_its_own_answer_is_one_of_ours() -> None:
 @pytest.mark.parametrize(("files", "most"), [(-1, 16384), (1 << 20, 16384), (20_000, 7800), (1024, 256)])
 def test_connections_fit_into_the_limit_on_open_files(files: int, most: int) -> None:
     assert haproxy_config.connections(files) == most
+
+
+def test_on_a_cluster_the_api_listens_everywhere_and_nothing_else_does(tmp_path) -> None:
+    served = SERVES.format(folder=tmp_path, port=8000, gateway=8001).replace("bind 127.0.0.1:", "bind *:")
+    inner = "frontend prometheus\n    bind :9101\nlisten stats\n  bind *:8404\n"
+    # Whatever the order of sections is.
+    for written in (inner + served, served + inner):
+        told = haproxy_config.corrected(haproxy_config.corrected(written, tmp_path), tmp_path)
+        assert sorted(re.findall(r"(?m)^ *bind (\S+)", told)) == ["*:8000", "127.0.0.1:8404", "127.0.0.1:9101"]
 
 
 # What Serve writes, without what is not looked at here.
