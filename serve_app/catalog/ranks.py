@@ -78,6 +78,4 @@ def _obstacle(record: ModelRecord, name: str, stage: Stage) -> str:
         return f"{name} stage"
     if record.quantization == "fp8":
         return f"quantization {record.quantization}"
-    if record.draft is not None and record.draft.method == "eagle3":
-        return "EAGLE-3 head (draft.method)"
     return ""

@@ -65,6 +65,11 @@ class KVShape:
         return replace(self, layers=(*self.layers, *layers))
 
     @property
+    def held(self) -> int:
+        """How many of its layers lie in this process, the first of the cache that :meth:`allocate` makes."""
+        return len(self.layers)
+
+    @property
     def same(self) -> LayerShape | None:
         """The shape that all layers have, or None where they differ."""
         return self.layers[0] if len(set(self.layers)) == 1 else None

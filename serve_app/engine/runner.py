@@ -87,7 +87,7 @@ class Runner:
         step, batch = computing.step, computing.batch
         logits = computing.logits()
         if self.observer is not None and batch.capture is not None and batch.capture.states is not None:
-            self.observer.observe(step.scheduled, batch.capture.states)
+            self.observer.observe(*_of_those_left(step.scheduled, batch.capture.states, gone))
         if not step.scores:
             return self._sample(step, logits, computing.masking, gone)
         scores, logits = take_scores(step.scheduled, logits)
@@ -121,6 +121,15 @@ class Runner:
         for load in step.loads:
             assert isinstance(load.prefix, StoredPrefix)
             load_prefix(self.kv, load.request.blocks, load.prefix, load.start, load.end)
+
+
+def _of_those_left(scheduled: list[Scheduled], states: Tensor, gone: Collection[int]) -> tuple[list[Scheduled], Tensor]:
+    """Without requests that have ended since, whose blocks may be others' now."""
+    if not gone:
+        return scheduled, states
+    parts = states.split([item.count for item in scheduled])
+    left = [index for index in range(len(scheduled)) if index not in gone]
+    return [scheduled[index] for index in left], torch.cat([states[:0], *(parts[index] for index in left)])
 
 
 def sample_rows(item: Scheduled, vocab: int) -> list[SampleRow]:

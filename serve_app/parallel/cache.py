@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -82,6 +82,20 @@ class GroupShape(KVShape):
     ) -> GroupShape:
         layers = whole_shape(parts, dtype).layers
         return cls(layers, dtype, parts=tuple(parts), group=group, leader=leader, on_failure=on_failure)
+
+    def with_more(self, layers: Sequence[LayerShape]) -> GroupShape:
+        """Rank 0 alone computes with ``layers``, and has all of their heads."""
+        own, at = self.parts[0], len(self.layers)
+        more = [
+            RankLayer(at + i, layer.kv_heads, 0, layer.kv_heads, layer.head_dim, layer.shared)
+            for i, layer in enumerate(layers)
+        ]
+        first = Part(own.shape.with_more(layers), (*own.layers, *more))
+        return replace(self, layers=(*self.layers, *layers), parts=(first, *self.parts[1:]))
+
+    @property
+    def held(self) -> int:
+        return len(self.parts[0].layers)
 
     @property
     def block_bytes(self) -> int:

@@ -7,11 +7,14 @@ the token of the line before they compute anything.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import os
 import secrets
 import shutil
 import socket
+import struct
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,6 +36,7 @@ from serve_app.parallel.place import Place
 TIMEOUT = timedelta(minutes=2)
 # Until a rank has said who it is, once it is connected.
 GREET = timedelta(seconds=60)
+_ADDRESS_OF = 0x8915  # Linux's SIOCGIFADDR
 _DIGEST = hashlib.sha256().digest_size
 # Folders of meetings that are over.
 _left_behind: list[Path] = []
@@ -81,9 +85,9 @@ def join(
     """Meets the other ranks and returns once all of them have come and shown the ``token``. Raises :class:`NotARank`.
     ``waiting`` and ``agree``: see :class:`.Group`.
     """
-    if meeting.host == LOOPBACK:
-        # Else gloo asks for this machine's name, which may have no address or one that others reach.
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    # Else gloo asks for this machine's name, which may have no address, or one that others do not reach.
+    if name := interface_towards(meeting.host):
+        os.environ["GLOO_SOCKET_IFNAME"] = name
     store: Any = meeting.store
     if meeting.file:
         store = dist.FileStore(meeting.file, place.ranks)
@@ -96,6 +100,26 @@ def join(
     for circle in group.circles:
         _greet(circle, place.rank, token)
     return group
+
+
+def interface_towards(host: str) -> str:
+    """The network interface of this machine by which it reaches ``host``, an address of IPv4, which may be its own; ""
+    where that can't be told.
+    """
+    if host.startswith("127."):
+        return "lo"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, 1))  # nothing is sent
+            own = socket.inet_aton(probe.getsockname()[0])
+            for _, name in socket.if_nameindex():
+                with contextlib.suppress(OSError):  # one without an address
+                    asked = struct.pack("256s", name.encode()[:15])
+                    if fcntl.ioctl(probe.fileno(), _ADDRESS_OF, asked)[20:24] == own:
+                        return name
+        except OSError:
+            pass
+    return ""
 
 
 def leave() -> None:

@@ -13,22 +13,24 @@ from torch import Tensor
 
 from serve_app.engine.kv_cache import KVCache
 from serve_app.engine.runner import Forward
-from serve_app.engine.step import Batch, InputEmbeddings
+from serve_app.engine.step import Batch, Capture, InputEmbeddings
 from serve_app.parallel.cache import Part, owns
 from serve_app.parallel.group import Group
 from serve_app.parallel.life import Work
 from serve_app.parallel.link import Follower, Leader
+from serve_app.parallel.states import States
 from serve_app.wire.ranks import RankAdapter, RankAllocate, RankCopyIn, RankCopyOut, RankGo, RankMeeting, RankStep
 
 
 class SharedForward:
     """While a model is loaded: every rank calls it with the same batch and gets the whole logits.
 
-    ``local`` computes this rank's part; ``widths`` are :meth:`Group.collect`'s.
+    ``local`` computes this rank's part; ``widths`` are :meth:`Group.collect`'s; ``states``: None for a trial, in which
+    nobody asks for any.
     """
 
-    def __init__(self, local: Forward, group: Group, widths: list[int]) -> None:
-        self.local, self.group, self.widths = local, group, widths
+    def __init__(self, local: Forward, group: Group, widths: list[int], states: States | None = None) -> None:
+        self.local, self.group, self.widths, self.states = local, group, widths, states
 
     def __call__(self, batch: Batch) -> Tensor:
         return self.group.everywhere(self.local(batch), len(batch.sample_rows), self.widths)
@@ -53,19 +55,20 @@ class LedForward:
 
     def submit(self, batch: Batch) -> Callable[[], Tensor]:
         """Begins a pass, and gives what waits for its logits: in the order of passes, once or more often."""
-        if batch.capture is not None:
-            raise ValueError("a model on several ranks gives no hidden states")
-        group, widths = self._shared.group, self._shared.widths
+        group, widths, states = self._shared.group, self._shared.widths, self._shared.states
+        assert states is not None
         with self._counted():
             began = time.perf_counter()
             self._leader.tell(describe(batch))
             self.telling_s += time.perf_counter() - began
             with self.work.counted():
-                logits = self._shared.local(batch)
+                logits = states.compute(self._shared.local, batch)
+            complete = states.collecting(batch)
             coming = group.collecting(logits, len(batch.sample_rows), widths)
 
         def found() -> Tensor:
             with self._counted():
+                complete()
                 return coming()
 
         return found
@@ -94,7 +97,7 @@ def describe(batch: Batch) -> RankStep:
         batch.max_seq_len, batch.total_seq_len, batch.decodes,
         b"" if batch.extended is None else _bytes(batch.extended), rows, values,
         b"" if batch.ends is None else _bytes(batch.ends), b"" if batch.adapters is None else _bytes(batch.adapters),
-        b"" if batch.axes is None else _bytes(batch.axes),
+        b"" if batch.axes is None else _bytes(batch.axes), () if batch.capture is None else batch.capture.layers,
     )  # fmt: skip
 
 
@@ -127,6 +130,7 @@ def understand(step: RankStep, kv: KVCache, dtype: torch.dtype) -> Batch:
         ends=tensor(step.ends, torch.int32) if step.ends else None,
         adapters=tensor(step.adapters, torch.int64) if step.adapters else None,
         axes=tensor(step.axes, torch.int64).view(3, -1) if step.axes else None,
+        capture=Capture(step.captured) if step.captured else None,
     )
 
 
@@ -135,14 +139,17 @@ def follow(link: Follower, shared: SharedForward, own: Part, dtype: torch.dtype,
     """What a rank beside rank 0 does until rank 0 goes. ``own``: its part of the cache; ``dtype``: the model's;
     ``bank``: of its adapters, where the model takes any.
     """
-    group = shared.group
+    group, states = shared.group, shared.states
+    assert states is not None
     device = group.device
     sends = any(owns(layer, group.place) for layer in own.layers)
     kv = own.shape.allocate(1, device)
     while (said := link.next()) is not None:
         if isinstance(said, RankStep):
+            batch = understand(said, kv, dtype)
             with link.work.counted():
-                logits = shared.local(understand(said, kv, dtype))
+                logits = states.compute(shared.local, batch)
+            states.send(batch)
             group.collect(logits, len(said.sample_rows) // 8, shared.widths)
         elif isinstance(said, RankCopyOut) and sends:
             group.send_bytes(kv.copy_out(_blocks(said.blocks)), 0)

@@ -55,6 +55,7 @@ class Model:
     tied: bool
     dropped: int  # bytes of layers that are in the files and are not served, as those that draft
     media: dict[str, Encoding] = field(default_factory=dict)
+    item: int = 2  # bytes of a number that layers compute with
 
     @property
     def kv_heads(self) -> int:

@@ -113,8 +113,8 @@ def make_plan(model: Model, asked: Asked, split: Split) -> Plan:
     """The plan of one split. Raises :class:`DoesNotDivide` and :class:`DoesNotFit`."""
     if split.expert and not model.experts:
         raise DoesNotDivide(f"{model.name} has no experts to divide")
-    ranks = divide(model, split, batch_tokens=asked.batch_tokens, sampled=asked.sequences)
     device = asked.device
+    ranks = divide(model, split, batch_tokens=asked.batch_tokens, sampled=asked.sequences, cpu=device.cpu)
     ranks[0].media = media_bytes(model, cpu=device.cpu)
     left = []
     for rank in ranks:

@@ -79,9 +79,9 @@ def check_split(model: Model, split: Split) -> None:
             raise DoesNotDivide(f"{name}: {size} do not divide by {split.tensor}")
 
 
-def divide(model: Model, split: Split, *, batch_tokens: int, sampled: int) -> list[Rank]:
-    """The fullest rank of each stage. ``batch_tokens`` and ``sampled`` bound a step's rows. Raises
-    :class:`DoesNotDivide`.
+def divide(model: Model, split: Split, *, batch_tokens: int, sampled: int, cpu: bool = False) -> list[Rank]:
+    """The fullest rank of each stage. ``batch_tokens`` and ``sampled`` bound a step's rows; ``cpu``: where it computes.
+    Raises :class:`DoesNotDivide`.
     """
     check_split(model, split)
     outer = model.outer
@@ -104,7 +104,10 @@ def divide(model: Model, split: Split, *, batch_tokens: int, sampled: int) -> li
                 mine = part.bytes if alone else _mine(role, part, model, split)
                 rank.weights[role] = rank.weights.get(role, 0) + mine
                 rank.copies += mine + (-part.bytes // split.tensor) if _repeated(role, split) else 0
-        rank.activations = activation_bytes(model, split, batch_tokens, sampled if end == len(model.layers) else 0)
+        drawn = sampled if end == len(model.layers) else 0
+        rank.activations = logit_bytes(model, split, drawn) + (
+            bound_on_cpus(model, split, batch_tokens) if cpu else activation_bytes(model, split, batch_tokens)
+        )
         ranks.append(rank)
     return ranks
 
@@ -126,10 +129,31 @@ def _mine(role: str, part: Part, model: Model, split: Split) -> int:
     return -(-(part.bytes - part.keys + keys) // tensor)
 
 
-def activation_bytes(model: Model, split: Split, tokens: int, sampled: int) -> int:
-    """Of one step of ``tokens`` rows in 16 bits, with buffers that layers use one after the other, and of the logits of
-    ``sampled`` rows in float32, twice while tokens are drawn.
+def logit_bytes(model: Model, split: Split, sampled: int) -> int:
+    """Of ``sampled`` rows in float32, twice while tokens are drawn."""
+    return 2 * 4 * sampled * -(-model.vocab // split.tensor)
+
+
+def bound_on_cpus(model: Model, split: Split, tokens: int) -> int:
+    """What one step of ``tokens`` rows takes at most on a CPU, where most of a layer is torch's operators one after the
+    other: counted, over families and dtypes, by ``python -m benchmarks planned``.
     """
+    item, heads = model.item, model.heads * model.head_dim // split.tensor
+    kv = max((cache.rank_bytes(split.tensor) for cache in model.caches), default=0)
+    # Queries, keys and values as they are projected, normalised and rotated, with what that takes in between.
+    attention = 6 * item * heads + 3 * kv
+    if any(cache.kind == "latent" for cache in model.caches):
+        # Queries that meet latents, and sums of these, for each head.
+        attention += 2 * kv * (model.heads // split.tensor)
+    dense = 4 * item * model.inner // split.tensor
+    # Of each choice: what enters and comes out, as it is and in the order of experts; gates and ups, cut off at limits.
+    each = 4 * model.hidden + 7 * model.moe_inner // split.tensor
+    mixture = item * model.chosen * each if model.experts else 0
+    return tokens * (2 * item * model.hidden + max(attention, dense, mixture))
+
+
+def activation_bytes(model: Model, split: Split, tokens: int) -> int:
+    """Of one step of ``tokens`` rows in 16 bits, with buffers that layers use one after the other."""
     kv = max((cache.rank_bytes(split.tensor) for cache in model.caches), default=0)
     heads = model.heads * model.head_dim // split.tensor
     # States and what is normalised of them; queries and what is attended, beside keys and values.
@@ -137,4 +161,4 @@ def activation_bytes(model: Model, split: Split, tokens: int, sampled: int) -> i
     dense = 2 * 2 * model.inner // split.tensor
     # Of each choice: what enters, gate and up, and what comes out.
     moe = 2 * model.chosen * (2 * model.hidden + 2 * model.moe_inner // split.tensor) if model.experts else 0
-    return tokens * (row + max(dense, moe)) + 2 * 4 * sampled * -(-model.vocab // split.tensor)
+    return tokens * (row + max(dense, moe))

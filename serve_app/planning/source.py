@@ -62,6 +62,8 @@ def plan_model(
         latent = full.get_text_config().model_type in LATENT and held.quantization == "none"
         tensors = as_held(tensors, held)
     model = build(name, full, tensors, layer_caches(full, item, latent=latent))
+    if held is not None and held.dtype == "float32":
+        model.item = 4
     model.media = encoded(config, full, folder, held.dtype if held is not None else "bfloat16")
     return model
 

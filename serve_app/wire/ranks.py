@@ -40,14 +40,17 @@ class RankLayer(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class RankLinear(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A linear that takes adapters, with the outputs and inputs that the whole model has there."""
+    """A linear that takes adapters, with the outputs and inputs that the whole model has there; ``experts``: how many
+    lie in one weight, whose name it is then.
+    """
 
     name: str
     outputs: int
     inputs: int
+    experts: int = 0
 
 
-class RankLoaded(Message, tag="rank-loaded:2", frozen=True):
+class RankLoaded(Message, tag="rank-loaded:3", frozen=True):
     """Rank -> rank 0: it has its part of the model. ``read_bytes``: of its weights."""
 
     rank: int
@@ -99,7 +102,7 @@ class RankAllocate(Message, tag="rank-allocate:1", frozen=True):
     blocks: int
 
 
-class RankStep(Message, tag="rank-step:3", frozen=True):
+class RankStep(Message, tag="rank-step:4", frozen=True):
     """Rank 0 -> ranks: compute this batch; the fields are those of ``engine.step.Batch``, arrays as bytes."""
 
     input_ids: bytes  # int64
@@ -119,6 +122,7 @@ class RankStep(Message, tag="rank-step:3", frozen=True):
     ends: bytes = b""  # int32
     adapters: bytes = b""  # int64
     axes: bytes = b""  # int64, three a token
+    captured: tuple[int, ...] = ()  # layers whose hidden states rank 0 wants
 
 
 class RankAdapter(Message, tag="rank-adapter:1", frozen=True):

@@ -97,7 +97,6 @@ def place_of(spec: WorkerSpec, rank: int = 0) -> Place:
 def refuse_features(spec: WorkerSpec) -> None:
     """Raises ValueError for what a worker of several ranks can't do yet."""
     asked = {
-        "draft.method: eagle3": spec.draft_method == "eagle3" and bool(spec.draft_weights),
         f"quantization: {spec.quantization}": spec.quantization == "fp8",
     }  # fmt: skip
     if wrong := [name for name, wanted in asked.items() if wanted]:

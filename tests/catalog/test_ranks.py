@@ -37,6 +37,8 @@ def test_ranks_are_a_stage_s_own():
     check(record("local", tensor_parallel=2, expert_parallel=2, expert_dispatch="always"))
     check(record("local", tensor_parallel=2, other={"lora": True}))
     check(record("local", pipeline_parallel=2, other={"lora": True, "quantization": "int8"}))
+    for method in ("eagle3", "model"):
+        check(record(**GPUS, other={"draft": {"method": method, "weights": {"repo": "me/draft"}}}))
 
 
 @pytest.mark.parametrize(
@@ -49,7 +51,6 @@ def test_ranks_are_a_stage_s_own():
         (record(**{**GPUS, "num_gpus": 0.5}), "one GPU or none, and not 0.5"),
         (record(tensor_parallel=2, num_gpus=1), "does not measure its cache yet"),
         (record(**GPUS, other={"quantization": "fp8"}), "has no quantization fp8"),
-        (record(**GPUS, other={"draft": {"method": "eagle3", "weights": {"repo": "me/head"}}}), "has no EAGLE-3 head"),
     ],
 )
 def test_what_several_ranks_can_not_do_is_refused_by_name(found, said):

@@ -6,10 +6,11 @@ import pytest
 from peft import LoraConfig, PeftModel
 
 from serve_app.adapters.config import AdapterRefused
+from serve_app.parallel.experts import folder_of, keep_loads
 from tests import tiny
 from tests.adapters import made
 from tests.parallel.groups import divided
-from tests.parity.test_adapters import ATTENTION, NEW_TOKENS, generate, make, read, rows
+from tests.parity.test_adapters import ATTENTION, MIXTURES, NEW_TOKENS, generate, make, mixtures, read, rows
 
 pytestmark = pytest.mark.slow
 # With four ranks each of two K/V heads lies on two of them. Llama runs on the fused layers.
@@ -18,24 +19,32 @@ DIVISIONS = [
     ("gpt_oss", 2, 1), ("gpt_neox", 2, 1), ("deepseek_v3", 2, 1),
     # Each stage has its layers' matrices.
     ("llama", 1, 2), ("llama", 2, 2), ("gpt_oss", 1, 2), ("gpt_neox", 1, 2),
+    # Experts are divided in their columns, or each rank holds some whole, with copies of some.
+    ("mixtral", 2, 1), ("mixtral", 4, 1), ("qwen3_moe", 2, 2), ("qwen2_moe", 2, 1), ("glm4_moe", 2, 1),
+    ("mixtral", 2, 1, "whole"), ("gpt_oss", 2, 1, "whole"), ("deepseek_v3", 2, 2, "whole"),
+    ("qwen3_moe", 4, 1, "whole"), ("mixtral", 2, 1, "copies"), ("qwen2_moe", 2, 2, "copies"),
 ]  # fmt: skip
 
 
 def forms(family: str) -> list[LoraConfig]:
-    """Of all linears, and of some."""
+    """Of all linears, and of some; of a mixture's experts and router as well."""
+    if family in MIXTURES:
+        return mixtures(family)
     some = (ATTENTION | {"deepseek_v3": ["q_a_proj", "kv_b_proj"]}).get(family, ["q_proj", "v_proj"])
-    attention = {"gpt_oss": [*some, "o_proj"], "deepseek_v3": [*some, "q_b_proj", "kv_a_proj_with_mqa", "o_proj"]}
-    every = attention.get(family, "all-linear")
-    common = {"init_lora_weights": False}
+    every, common = "all-linear", {"init_lora_weights": False}
+    more = {}
+    if family == "deepseek_v3":
+        every = [*some, "q_b_proj", "kv_a_proj_with_mqa", "o_proj"]
+        more["target_parameters"] = ["experts.gate_up_proj", "experts.down_proj", "gate.weight"]
     return [
-        LoraConfig(r=5, lora_alpha=4, target_modules=every, **common),
+        LoraConfig(r=5, lora_alpha=4, target_modules=every, **common, **more),
         LoraConfig(r=4, lora_alpha=6, target_modules=some, use_rslora=True, **common),
     ]
 
 
 @pytest.fixture(scope="module", params=DIVISIONS, ids=str)
 def running(request, tmp_path_factory, one_thread):
-    family, tensor, pipeline = request.param
+    family, tensor, pipeline, *whole = request.param
     folder = tmp_path_factory.mktemp(family)
     path = tiny.write_checkpoint(folder / "base", family)
     base = tiny.load_reference(path)
@@ -50,7 +59,13 @@ def running(request, tmp_path_factory, one_thread):
         for index, (which, prompt) in enumerate(asked):
             if which == adapter:
                 wanted[index] = tiny.reference_tokens(model, prompt, NEW_TOKENS)
-    with divided(path, tensor, pipeline, adapters=3) as found:
+    ways = {"expert_parallel": tensor, "expert_copies": int(whole == ["copies"])} if whole else {}
+    if whole == ["copies"]:
+        count = {"mixtral": 4, "qwen2_moe": 6}[family]
+        wanted_before = {f"model.layers.{i}.mlp.experts": [(3 + i * n) % 7 + 1 for n in range(count)] for i in range(3)}
+        keep_loads(folder_of(str(path.parent), "@cf/tests/divided"), "layers-0-3", wanted_before)
+    with divided(path, tensor, pipeline, adapters=3, **ways) as found:
+        assert found.model.report.get("expert_copies", "the busiest").startswith("the busiest")
         found.family = family
         yield found, folders, wanted
         assert found.lost == []

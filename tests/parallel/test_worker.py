@@ -1,4 +1,4 @@
-"""A worker of two ranks, or two stages, in the place of any other: grammars, drafts, the pool, what it tells."""
+"""A worker of several ranks or stages in the place of any other: grammars, drafts, the pool, what it tells."""
 
 from __future__ import annotations
 
@@ -20,10 +20,20 @@ from tests.worker.world import MemoryPool, call, read, start
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["tensor_parallel", "pipeline_parallel"])
+WAYS = [
+    ("llama", {"tensor_parallel": 2}),
+    ("llama", {"pipeline_parallel": 2}),
+    ("mixtral", {"tensor_parallel": 2, "pipeline_parallel": 2, "expert_parallel": 2}),
+    ("qwen3_moe", {"tensor_parallel": 4, "expert_parallel": 4, "expert_dispatch": "always"}),
+    ("deepseek_v3", {"tensor_parallel": 2, "pipeline_parallel": 2}),
+]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=WAYS, ids=str)
 async def works(request, tmp_path_factory):
-    """A worker of two ranks and one of a single process, with one pool; and what was lost."""
-    folder = tiny.write_checkpoint(tmp_path_factory.mktemp("model") / "tiny", "llama", vocab_size=6144)
+    """A worker of several ranks and one of a single process, with one pool; and what was lost."""
+    family, ways = request.param
+    folder = tiny.write_checkpoint(tmp_path_factory.mktemp("model") / "tiny", family, vocab_size=6144)
     for name in ("tokenizer.json", "tokenizer_config.json"):  # for grammars
         shutil.copy(PROJECT_ROOT / "checkpoints" / "pico-instruct" / name, folder / name)
     pool, lost = MemoryPool(), []
@@ -34,7 +44,7 @@ async def works(request, tmp_path_factory):
         )
 
     options = {"speculate_tokens": 4, "ngram": True, "always_draft": True}
-    divided = start(folder, "decode", pool, begin=begin, **{request.param: 2}, **options)
+    divided = start(folder, "decode", pool, begin=begin, **ways, **options)
     alone = start(folder, "decode", pool, **options)
     yield divided, alone
     for work in (divided, alone):
@@ -93,5 +103,7 @@ async def test_each_takes_over_from_the_pool_what_the_other_has_computed(works, 
 async def test_it_tells_of_each_rank(works):
     divided, alone = works
     told = divided.stats().numbers["ranks"]
-    assert [rank["rank"] for rank in told] == [0, 1] and all(rank["pid"] for rank in told)
+    assert [rank["rank"] for rank in told] == list(range(divided._ranks.leader.ranks)) and all(
+        rank["pid"] for rank in told
+    )
     assert alone.stats().numbers["ranks"] is None

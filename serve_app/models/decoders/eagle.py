@@ -55,13 +55,15 @@ def attach_head(model: CausalModel, path: Path) -> EagleHead:
     if own is None:
         raise UnsupportedModel(f"{path}: a head needs a target whose layers have K/V of one shape; draft with a model")
     config = read_head_config(path, len(model.kv_shape.layers), target.config.get_text_config().hidden_size)
-    if config.head_dim > own.head_dim or config.q_heads % config.kv_heads:
+    if (config.head_dim > own.head_dim and not own.shared) or config.q_heads % config.kv_heads:
         raise UnsupportedModel(
             f"{path} has attention heads of {config.head_dim}, and the target's cache has room for {own.head_dim}; "
             "give the head of this model"
         )
     require_safetensors(path)
     tensors = read_tensors(path)
+    if own.shared:  # a latent is one vector a token, and the head has keys and values
+        own = LayerShape(config.kv_heads, config.head_dim)
     head = EagleHead(config, tensors, model, own, path)
     model.kv_shape = model.kv_shape.with_more([own] * -(-config.kv_heads // own.kv_heads))
     return head
@@ -76,6 +78,28 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
                 short = name.removeprefix("model.").replace("midlayer.", "layers.0.")
                 tensors[short] = stored.get_tensor(name)
     return tensors
+
+
+def input_rows(model: CausalModel) -> Tensor:
+    """The target's whole input embeddings [vocabulary or more, hidden]; of one that several ranks divide, as its files
+    have them.
+    """
+    target: Any = model.module
+    table = target.get_input_embeddings()
+    if not model.part:
+        return table.weight.detach()
+    [name] = [name.rpartition(".")[2] for name, child in target.named_modules() if child is table]
+    folder, width = Path(target.config._name_or_path), table.weight.shape[-1]
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, "pt") as stored:
+            for key in stored.keys():  # noqa: SIM118 - safe_open is no mapping
+                if f".{key}".endswith(f".{name}.weight"):
+                    rows, columns = stored.get_slice(key).get_shape()
+                    if rows >= model.vocab_size and columns == width:
+                        return stored.get_tensor(key).to(model.device, model.dtype)
+    raise UnsupportedModel(
+        f"{folder} has no whole {name}.weight for the head of a model on several ranks; give a head with embed_tokens"
+    )
 
 
 def output_rows(folder: Path, ids: Tensor, embedding: Tensor) -> Tensor:
@@ -95,7 +119,7 @@ class EagleHead:
     ) -> None:
         self.config, self.layers = config, config.layers
         self._path, self._device, self._dtype = path, model.device, model.dtype
-        self._first, self._cache_heads, self._cache_dim = len(model.kv_shape.layers), cache.kv_heads, cache.head_dim
+        self._first, self._cache_heads, self._cache_dim = model.kv_shape.held, cache.kv_heads, cache.head_dim
         self._check_names(tensors)
         self._norms = {name: self._norm(tensors, name) for name in (*_NORMS, *self._input_norms)}
         widths = self._widths()
@@ -228,14 +252,13 @@ class EagleHead:
         config = self.config
         if "embed_tokens.weight" in tensors:
             return self._take(tensors, "embed_tokens.weight", config.vocab, config.hidden)
-        target: Any = model.module
-        own = target.get_input_embeddings()
-        if own.weight.shape[1] != config.hidden:
+        own = input_rows(model)
+        if own.shape[1] != config.hidden:
             raise UnsupportedModel(
-                f"{self._path} has no embed_tokens, and the target's embeddings are {own.weight.shape[1]} wide, not "
+                f"{self._path} has no embed_tokens, and the target's embeddings are {own.shape[1]} wide, not "
                 f"{config.hidden}; give the head of this model"
             )
-        return own.weight.detach()
+        return own
 
     def _output_weight(self, tensors: dict[str, Tensor], model: CausalModel) -> Tensor:
         """The head's own; without one the target's, of which only the rows that can be drafted are kept."""
@@ -245,9 +268,7 @@ class EagleHead:
         if config.tied and config.draft_vocab == len(self._embedding):
             return self._embedding
         target: Any = model.module
-        rows = output_rows(
-            Path(target.config._name_or_path), self._ids.cpu(), target.get_input_embeddings().weight.cpu()
-        )
+        rows = output_rows(Path(target.config._name_or_path), self._ids.cpu(), input_rows(model).cpu())
         if rows.shape[1] != config.hidden:
             raise UnsupportedModel(f"{self._path} has no lm_head, and the target's has another width; is it its head?")
         return rows.to(self._device, self._dtype)

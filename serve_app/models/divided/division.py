@@ -15,6 +15,7 @@ from torch import nn
 
 from serve_app.kernels.linear.quantize import GROUP
 from serve_app.models.loading.folder import UnsupportedModel
+from serve_app.models.mixtures.mixture import own_weights
 from serve_app.parallel.dispatch import Wire, least_rows
 from serve_app.parallel.place import Place
 from serve_app.parallel.stages import stages
@@ -100,6 +101,8 @@ class Division:
     head: str = ""
     layers: int = 0
     names: set[str] = field(default_factory=set)
+    # Of the whole model: sizes of the weights that adapters may be for beside linears, by module.
+    owned: dict[str, dict[str, tuple[int, ...]]] = field(default_factory=dict)
     # Layers [first, last) of each stage.
     stages: list[tuple[int, int]] = field(default_factory=list)
 
@@ -162,6 +165,7 @@ def divide(module: Any, place: Place, least: int = 0) -> Division:
     found.head = next((each for each, child in module.named_modules() if child is head), "")
     found.embedded = module.get_input_embeddings().weight.shape[0]
     found.names = {each for each, _ in module.named_parameters(remove_duplicate=False)}
+    found.owned = own_weights(module)
     found.stages = _stages(module, layers, place.pipeline)
     if place.tensor == 1:
         return found

@@ -41,6 +41,7 @@ from serve_app.parallel.dispatch import LOOPBACK, NVLINK
 from serve_app.parallel.experts import read_loads
 from serve_app.parallel.group import Group
 from serve_app.parallel.place import Place
+from serve_app.parallel.states import States
 from serve_app.parallel.steps import SharedForward
 from serve_app.wire.ranks import RankLayer
 
@@ -60,7 +61,9 @@ class PartOfModel:
 
     def sharing(self, group: Group) -> Callable[[Forward], Forward]:
         """Makes of a pass over this part one over the whole model, which all ranks run together."""
-        return lambda forward: SharedForward(forward, group, self.division.widths)
+        config = self.module.config.get_text_config()
+        states = States(group, self.division.stages, self.shares, config.hidden_size, self.module.dtype)
+        return lambda forward: SharedForward(forward, group, self.division.widths, states)
 
     @staticmethod
     def local_of(forward: Forward) -> Forward:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -54,6 +56,17 @@ class JoinedLinear(Joining):
         return self.group.join_columns(self.linear(x))
 
 
+@dataclass(slots=True)
+class Held:
+    """What a rank with whole experts has: ``which``, slot by slot. ``through`` takes ``rows`` of the step, one for each
+    pair with an expert from here, and adapters may put something of theirs into its place.
+    """
+
+    which: list[int]
+    through: Callable[..., Tensor]
+    rows: Tensor | None = None
+
+
 def hold_experts(
     experts: Any, shares: Shares, *, summed: bool, slots: Slots | None = None, counted: Tensor | None = None
 ) -> None:
@@ -62,8 +75,10 @@ def hold_experts(
     to travel, and the ranks add up what comes out, here if ``summed``; else rows go to their experts. ``slots``: where
     these lie, if not in order; ``counted`` gets how often each is chosen.
     """
-    through, count, group = experts.forward, len(next(experts.parameters(recurse=False))), shares.group
+    count, group = len(next(experts.parameters(recurse=False))), shares.group
     first, experts.num_experts = group.place.part * count, count
+    held = Held(list(range(first, first + count)) if slots is None else slots.own, experts.forward)
+    experts.held = held
 
     def local(x: Tensor, wanted: Tensor, weights: Tensor) -> Tensor:
         own = wanted - first
@@ -71,7 +86,8 @@ def hold_experts(
         out = torch.zeros(x.shape, device=x.device)
         if len(rows):
             pairs = own[rows, choices, None], weights[rows, choices, None]
-            out.index_add_(0, rows, through(x[rows], *pairs).float())
+            held.rows = rows
+            out.index_add_(0, rows, held.through(x[rows], *pairs).float())
         return out
 
     def forward(hidden_states: Tensor, *routed: Tensor, **named: Tensor) -> Tensor:

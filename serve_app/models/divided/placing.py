@@ -57,20 +57,22 @@ class Counts:
 @dataclass(slots=True)
 class Slots:
     """Where the experts of one module lie: ``table`` [experts, most copies] of slots over all ranks, those of an expert
-    over and over; ``copies`` [experts] how many it has. ``count`` slots on each rank.
+    over and over; ``copies`` [experts] how many it has. ``count`` slots on each rank, and the experts in its ``own``.
     """
 
     count: int
     table: Tensor
     copies: Tensor
+    own: list[int]
 
     @classmethod
-    def of(cls, placement: Placement, device: torch.device) -> Slots:
+    def of(cls, placement: Placement, part: int, device: torch.device) -> Slots:
         found = placement.copies
         most = max(len(slots) for slots in found.values())
         rows = [[found[expert][n % len(found[expert])] for n in range(most)] for expert in sorted(found)]
         counts = [len(found[expert]) for expert in sorted(found)]
-        return cls(len(placement.slots[0]), torch.tensor(rows, device=device), torch.tensor(counts, device=device))
+        table, copies = torch.tensor(rows, device=device), torch.tensor(counts, device=device)
+        return cls(len(placement.slots[0]), table, copies, list(placement.slots[part]))
 
     def choose(self, experts: Tensor) -> Tensor:
         """The slots for ``experts`` [T, k]: rows take copies in turns."""
@@ -94,7 +96,7 @@ def place_module(experts: Any, placement: Placement, group: Group) -> Slots:
         rows = weight.detach()[torch.tensor(give, dtype=torch.int64)]
         found = group.exchange(rows.flatten(1), [len(own) for own in sources], take)
         setattr(experts, key, nn.Parameter(found[back].view(-1, *weight.shape[1:]), requires_grad=False))
-    return Slots.of(placement, group.device)
+    return Slots.of(placement, place.part, group.device)
 
 
 def placements(modules: dict[str, int], loads: Loads, group: Group, copies: int) -> dict[str, Placement]:

@@ -187,8 +187,7 @@ def load_causal_lm(
     own: dict[str, dict[str, tuple[int, ...]]] = {}
     if adapters:
         model.adapters = part_bank(adapters, model.device, part.division if part is not None else None)
-        # Of experts that are divided nobody has all columns.
-        own = own_weights(module) if part is None else {}
+        own = own_weights(module)
     if optimise:
         from serve_app.models.loading.optimise import Differs
         from serve_app.models.loading.optimise import optimise as improve

@@ -113,7 +113,10 @@ class AdapterExperts:
     """Stands in the place of the forward function of a mixture's experts."""
 
     def __init__(self, module: Any, current: Current, places: int, rows: Rows) -> None:
-        self._module, self._current, self._rows, self._plain = module, current, rows, module.forward
+        self._module, self._current, self._rows = module, current, rows
+        # Of a rank that holds some experts whole, those rows that have chosen one of them.
+        self._held = getattr(module, "held", None)
+        self._plain = module.forward if self._held is None else self._held.through
         device = module.down_proj.device if module.down_proj is not None else torch.device("cpu")
 
         def packed(delta: Delta) -> ExpertDelta:
@@ -128,7 +131,7 @@ class AdapterExperts:
             return self._plain(x, top_k_index, top_k_weights)
         groups = [
             (place, own)
-            for place, own in self._rows.groups(batch.adapters, None)
+            for place, own in self._rows.groups(batch.adapters, None if self._held is None else self._held.rows)
             if self.up.deltas[place] is not None or self.down.deltas[place] is not None
         ]
         packed: PackedExperts | None = getattr(self._module, "packed_experts", None)
@@ -234,7 +237,10 @@ def plug_mixtures(
             found.append((Place((f"{name}.{WEIGHT}",), (n,), k), router.weights))
         else:
             experts = AdapterExperts(module, current, places, rows)
-            module.forward = experts
+            if (held := getattr(module, "held", None)) is None:
+                module.forward = experts
+            else:
+                held.through = experts
             for weight, deltas in ((JOINED if module.has_gate else UP, experts.up), (DOWN, experts.down)):
                 count, n, k = own[weight]
                 found.append((Place((f"{name}.{weight}",), (n,), k, count), deltas))

@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from transformers import (
     FalconH1Config,
@@ -21,10 +22,12 @@ from transformers import (
 )
 
 from serve_app.models import attention
+from serve_app.models.divided.division import bare
 from serve_app.models.loading import check, kept
 from serve_app.models.loading.folder import UnsupportedModel
 from serve_app.models.loading.load import load_causal_lm
 from serve_app.models.loading.miniature import Sizes, scale_down
+from serve_app.models.loading.observe import Unservable, refuse_state
 from tests import tiny
 
 
@@ -97,6 +100,23 @@ def test_a_wrong_rotation_is_seen(monkeypatch):
 def test_state_that_is_not_kept_is_refused_by_name():
     config = FalconH1Config(mamba_d_ssm=64, mamba_n_heads=8, mamba_d_head=8)
     assert "keeps state" in check.compare(FalconH1ForCausalLM, config).differs
+
+
+@pytest.mark.parametrize(
+    ("family", "what"),
+    [
+        ("Qwen3Next", "Qwen3NextGatedDeltaNet"), ("GraniteMoeHybrid", "GraniteMoeHybridMambaLayer"),
+        ("NemotronH", "NemotronHMamba2Mixer"), ("KimiLinear", "Conv1d"),
+    ],
+)  # fmt: skip
+def test_hybrid_families_are_refused_with_what_is_missing(family, what):
+    """At the sizes that transformers gives them, on a device without memory."""
+    more = {"layer_types": ["mamba", "attention"]} if family == "GraniteMoeHybrid" else {}
+    more |= {} if family == "NemotronH" else {"num_hidden_layers": 2}
+    config = getattr(transformers, f"{family}Config")(**more)
+    module = bare(getattr(transformers, f"{family}ForCausalLM"), config)
+    with pytest.raises(Unservable, match=f"{what} keeps state between tokens .* which the paged cache does not hold"):
+        refuse_state(module)
 
 
 def test_scaling_down_keeps_kinds_of_layers_and_thresholds():

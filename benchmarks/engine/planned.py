@@ -1,0 +1,166 @@
+"""``python -m benchmarks planned``: what a plan for a CPU says of weights, cache and activations, beside what a worker
+then holds, over 32 small models and settings. Bytes are counted where they lie, however busy the machine is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from serve_app.planning.devices import cpu
+from serve_app.planning.held import Held, panels_here
+from serve_app.planning.plan import Asked, Plan, make_plan
+from serve_app.planning.ranks import Split
+from serve_app.planning.source import plan_model
+from serve_app.planning.tensors import read_headers
+
+COMMON = {"vocab_size": 1024, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
+COMMON |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512, "eos_token_id": None}
+EXPERTS = {"head_dim": 64, "num_experts_per_tok": 2}
+# By name, the prefix of transformers' classes and what is special.
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "llama, tied": ("Llama", {"tie_word_embeddings": True}),
+    "qwen3": ("Qwen3", {"head_dim": 64}),
+    "gemma3": ("Gemma3", {"head_dim": 64, "sliding_window": 64}),
+    "mixtral": ("Mixtral", {"num_local_experts": 4, **EXPERTS}),
+    "qwen3 moe": ("Qwen3Moe", {"num_experts": 8, "moe_intermediate_size": 128, **EXPERTS}),
+    "gpt-oss": ("GptOss", {"num_local_experts": 4, **EXPERTS}),
+    "deepseek": ("DeepseekV3", {
+        "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 128,
+        "first_k_dense_replace": 1, "q_lora_rank": 64, "kv_lora_rank": 64, "qk_rope_head_dim": 16,
+        "qk_nope_head_dim": 48, "v_head_dim": 64, "num_key_value_heads": 4}),
+}  # fmt: skip
+SETTINGS = [("bfloat16", "none"), ("float32", "none"), ("bfloat16", "int8"), ("bfloat16", "int4")]
+CACHE_BYTES = 4 << 20
+ROWS = 448
+
+
+@dataclass(slots=True)
+class Compared:
+    """What is planned as a share of what is there. ``activations``: None where one C++ call has buffers of its own,
+    which are not seen.
+    """
+
+    family: str
+    dtype: str
+    quantization: str
+    weights: float
+    tokens: float
+    cache: float
+    activations: float | None
+
+
+def write(folder: Path, family: str) -> Path:
+    """A random checkpoint in bfloat16."""
+    import torch
+    import transformers
+
+    prefix, more = FAMILIES[family]
+    config_class = getattr(transformers, f"{prefix}TextConfig" if prefix == "Gemma3" else f"{prefix}Config")
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{prefix}ForCausalLM")(config_class(**COMMON | more)).bfloat16()
+    model.save_pretrained(folder)
+    return folder
+
+
+def compare(folder: Path, family: str, dtype: str, quantization: str) -> Compared:
+    """Loads the model in ``folder`` as a worker does, and plans it by its configuration and the file's header."""
+    from serve_app.engine.build import EngineLimits, build_engine
+    from serve_app.kernels.decoder import Decoder
+    from serve_app.models.loading.load import load_causal_lm
+
+    model = load_causal_lm(folder, dtype=dtype, quantization=quantization)
+    engine = build_engine(model, EngineLimits(kv_cache_bytes=CACHE_BYTES))
+    plan = planned(folder, dtype, quantization)
+    kept = sum(plane.nbytes for plane in engine.runner.kv.planes)
+    blocks = plan.tokens // 32 + 1
+    taken = None if isinstance(model.forward, Decoder) else step_bytes(model)
+    return Compared(
+        family, dtype, quantization,
+        weights=plan.model.weight_bytes / model.report["weight_bytes"],
+        tokens=plan.tokens / model.report["kv_cache_tokens"],
+        cache=blocks * 32 * plan.token_bytes / kept,
+        activations=None if taken is None else plan.ranks[0].activations / taken,
+    )  # fmt: skip
+
+
+def planned(folder: Path, dtype: str, quantization: str) -> Plan:
+    config = json.loads((folder / "config.json").read_text())
+    held = Held(dtype, quantization, panels_here())
+    model = plan_model("x", config, read_headers(folder), item=4 if dtype == "float32" else 2, held=held)
+    asked = Asked(cpu(1 << 33), batch_tokens=ROWS, sequences=2, kv_cache_bytes=CACHE_BYTES)
+    return make_plan(model, asked, Split())
+
+
+def step_bytes(model: Any) -> int:
+    """At the peak of a step of two prompts."""
+    import torch
+
+    from serve_app.engine.blocks import BLOCK_TOKENS
+    from serve_app.engine.request import Request
+    from serve_app.engine.step import Scheduled, build_batch
+    from serve_app.models.peak import Living
+    from serve_app.sampling_params import SamplingParams
+
+    kv, each, scheduled = model.kv_shape.allocate(ROWS // BLOCK_TOKENS + 1, "cpu"), ROWS // 2, []
+    for index in range(2):
+        ids = [(7 * i + index) % COMMON["vocab_size"] for i in range(each)]
+        request = Request(str(index), ids, each, SamplingParams(), b"")
+        first = 1 + index * each // BLOCK_TOKENS
+        request.blocks = list(range(first, first + each // BLOCK_TOKENS))
+        scheduled.append(Scheduled(request, 0, each, 1))
+    # Outside of inference mode, in which operators are not seen one by one.
+    with torch.no_grad():
+        batch = build_batch(scheduled, kv)
+        model.forward(batch)  # tables of positions are made once
+        with Living([*model.module.parameters(), *model.module.buffers(), *kv.planes]) as living:
+            model.forward(batch)
+    return living.peak
+
+
+def every() -> Iterator[Compared]:
+    """One family and setting after the other."""
+    with tempfile.TemporaryDirectory(prefix="planned-") as scratch:
+        for family in FAMILIES:
+            folder = write(Path(scratch) / family, family)
+            for dtype, quantization in SETTINGS:
+                yield compare(folder, family, dtype, quantization)
+
+
+def worst(found: list[Compared]) -> float:
+    """The difference in weights that 95 of a hundred models and settings stay below."""
+    return statistics.quantiles([abs(each.weights - 1) for each in found], n=20)[-1]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="benchmarks planned", description=__doc__)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    import torch
+
+    torch.set_num_threads(1)
+    found = []
+    for each in every():
+        found.append(each)
+        if not arguments.json:
+            steps = "not seen" if each.activations is None else f"{each.activations:.2f}"
+            print(
+                f"{each.family:12} {each.dtype:9} {each.quantization:5} weights {each.weights:.4f}  cache "
+                f"{each.cache:.4f}  tokens {each.tokens:.4f}  activations {steps}",
+                flush=True,
+            )
+    if arguments.json:
+        rows = [{name: getattr(each, name) for name in Compared.__slots__} for each in found]
+        print(json.dumps({"p95": worst(found), "models": rows}))
+    else:
+        least = min(each.activations for each in found if each.activations is not None)
+        print(f"{len(found)} models and settings: weights differ by {worst(found):.2%} (p95), and the least that is")
+        print(f"planned for activations is {least:.2f} of what a step takes")
+    return 0
