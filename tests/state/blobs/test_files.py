@@ -1,4 +1,5 @@
-"""Blobs: the same cases on a directory and on an S3 server of the tests' own."""
+"""Blobs: the same cases on a directory and over S3's protocol, with a server of the tests' own (moto's, which keeps
+objects in memory: it shows that the protocol is spoken rightly, and nothing of how a bucket behaves when it fails)."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ BUCKET = "blobs"
 
 @pytest.fixture(scope="session")
 def s3() -> Iterator[str]:
-    """The address of an S3 server."""
+    """The address of a server that speaks S3's protocol."""
     from moto.server import ThreadedMotoServer
 
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
