@@ -25,7 +25,7 @@ examples:
   serve-app run @cf/openai/whisper --audio talk.wav        what is said in a file; --json for its times
   serve-app run @cf/pico/pico-shapes --image x.png
   serve-app run @cf/qwen/qwen2-audio "What is heard?" --audio talk.wav
-  serve-app run @cf/facebook/mms-tts-eng "Good morning." --out morning.mp3
+  serve-app run @cf/pico/pico-speaker "Good morning." --out morning.mp3
   serve-app run @cf/black-forest-labs/flux-1-schnell "A lighthouse at dawn" --seed 7 --out lighthouse.jpg
   serve-app run @cf/pico/pico-instruct@my-adapter --stats  with an adapter; tokens per second and cost after the answer
 """

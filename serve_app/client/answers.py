@@ -75,6 +75,12 @@ def ask(
     began = clock()
     more = {"json": {**inputs, "stream": True}, "timeout": httpx.Timeout(30.0, read=_SILENT_S)}
     with server.stream("POST", f"{server.ai}/run/{model}", **more) as events:
+        if not events.headers.get("content-type", "").startswith("text/event-stream"):
+            raise ServerError(
+                "the model's answer is no text that comes in parts: name a file for its sound or picture with --out, "
+                "or print the whole answer with --json",
+                400,
+            )
         for event in _events(events.iter_lines(), waits):
             if event.get("success") is False:
                 raise ServerError(event["errors"][0]["message"], 500)

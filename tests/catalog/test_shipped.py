@@ -8,7 +8,7 @@ from serve_app.catalog.tasks import declared
 
 CATALOG = load_catalog()
 # Tasks whose models have to be fetched.
-FETCHED = {"text-to-image", "text-to-speech"}
+FETCHED = {"text-to-image"}
 IDS = [record.id for record in CATALOG]
 
 

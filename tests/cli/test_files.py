@@ -36,6 +36,8 @@ async def test_sound_in_and_out(models, shell, tmp_path):
     assert '"word_count": 5' in out
     assert await shell("run", says, "Say this please.", "--out", str(said)) == ("", "")
     assert len(decoded("mp3", said.read_bytes(), 16_000)) > 7000
+    _, err = await shell("run", says, "Say this please.", status=1)
+    assert "--out" in err
     _, err = await shell("run", hears, "--audio", str(tmp_path / "none.wav"), status=2)
     assert "none.wav can't be read" in err
     _, err = await shell("run", hears, "--audio", str(talk), "--out", str(said), status=1)

@@ -18,6 +18,7 @@ from serve_app.worker.predict_work import PredictWork
 from serve_app.worker.spec import WorkerSpec
 from tests.media.files import bad_pictures, picture
 from tests.tasks.conftest import ACCOUNT
+from training.hearing.commands import is_held_out
 from training.rewriting.reports import make as make_report
 from training.rewriting.sentences import LANGUAGES
 from training.rewriting.sentences import make as make_sentence
@@ -25,6 +26,7 @@ from training.scenes import SHAPES, draw, draw_one
 
 SENTIMENT, SHAPE, DETECTOR = "@cf/pico/pico-sentiment", "@cf/pico/pico-shapes", "@cf/pico/pico-detector"
 SUMMARY, TRANSLATOR, HEARING = "@cf/pico/pico-summary", "@cf/pico/pico-translator", "@cf/pico/pico-hearing"
+SPEAKER = "@cf/pico/pico-speaker"
 
 
 @pytest.fixture(scope="module")
@@ -199,6 +201,25 @@ async def test_a_spoken_command_is_written_down(serve, workers) -> None:
         [segment] = spoken.json()["segments"]
         assert spoken.json()["text"] == answer["text"]
         assert 0 <= segment["start"] < 0.3 and segment["end"] == pytest.approx(spoken.json()["duration"], abs=0.3)
+
+
+async def test_what_is_said_is_understood(serve, workers) -> None:
+    """A command that neither model has been trained with, from text to sound and back."""
+    told = "Turn on the lamp in the bathroom."
+    assert is_held_out(told)
+    async with serve(workers, models=(SPEAKER, HEARING)) as served:
+        body = {"model": SPEAKER, "input": told, "response_format": "wav"}
+        sound = (await served.http.post("/v1/audio/speech", json=body)).content
+        heard = (await served.http.post(f"{ACCOUNT}/run/{HEARING}", content=sound)).json()["result"]
+        assert heard["text"].strip() == told
+        # Letters are small to it, what it has no letter for is left out, and there is nothing to choose.
+        for same in ({"input": f"*{told.upper()}*"}, {"seed": 7}):
+            assert (await served.http.post("/v1/audio/speech", json={**body, **same})).content == sound
+        digits = await served.http.post("/v1/audio/speech", json={**body, "input": "Set a timer for 15 minutes."})
+        heard = (await served.http.post(f"{ACCOUNT}/run/{HEARING}", content=digits.content)).json()["result"]
+        assert heard["text"].strip() == "Set a timer for fifteen minutes."
+        refused = await served.http.post("/v1/audio/speech", json={**body, "input": "Привет"})
+        assert refused.status_code == 400 and "characters that this model can say" in refused.text
 
 
 def test_shipped_models_say_how_they_were_made() -> None:

@@ -56,12 +56,17 @@ def speak(text: str, by: Voice) -> Samples:
     command = ["espeak-ng", "--stdout", "-v", by.name, "-s", str(by.speed), "-p", str(by.pitch), text]
     with wave.open(BytesIO(_riff(subprocess.run(command, check=True, capture_output=True).stdout))) as file:
         raw = np.frombuffer(file.readframes(file.getnframes()), np.int16)
-        frame = av.AudioFrame.from_ndarray(raw[None], format="s16", layout="mono")
-        frame.sample_rate = file.getframerate()
-    change = av.AudioResampler("s16", "mono", RATE)
-    found = np.concatenate([part.to_ndarray()[0] for part in (*change.resample(frame), *change.resample(None))])
+        found = resampled(raw, file.getframerate())
     loud = np.flatnonzero(np.abs(found) > 150)
     return found[loud[0] : loud[-1] + 1].astype(np.int16)
+
+
+def resampled(raw: Samples, rate: int) -> Samples:
+    """At 16 kHz."""
+    frame = av.AudioFrame.from_ndarray(raw[None], format="s16", layout="mono")
+    frame.sample_rate = rate
+    change = av.AudioResampler("s16", "mono", RATE)
+    return np.concatenate([part.to_ndarray()[0] for part in (*change.resample(frame), *change.resample(None))])
 
 
 def _riff(data: bytes) -> bytes:

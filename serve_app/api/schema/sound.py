@@ -9,7 +9,7 @@ from serve_app.api.speech import MAX_CHARS, MEDIA_TYPES, SPEED
 from serve_app.api.transcripts import SpeechTask
 
 EXAMPLE = {"model": "@cf/openai/whisper", "file": "(a WAV file)"}
-SPEECH = {"model": "@cf/facebook/mms-tts-eng", "input": "Good morning.", "voice": "0"}
+SPEECH = {"model": "@cf/pico/pico-speaker", "input": "Good morning.", "voice": "0"}
 
 
 def transcript_form(task: SpeechTask) -> Schema:

@@ -30,6 +30,7 @@ SAID = {
     "@cf/pico/pico-summary": "summary",
     "@cf/pico/pico-translator": "translated_text",
     "@cf/pico/pico-hearing": "",
+    "@cf/pico/pico-speaker": "",
     VISION: "picture",
 }
 OTHERWISE = {"Decisions": '"noul"'}
