@@ -42,7 +42,7 @@ def record() -> dict[str, Any]:
         del found[unused]
     decode = {"min_replicas": 1, "max_replicas": 2, "num_cpus": CPUS, "cpu_threads": 1, "kv_cache_bytes": "64MiB",
               "max_batch_tokens": 512, "max_num_seqs": 4, "target_ongoing_requests": 4, "upscale_delay_s": 2,
-              "downscale_delay_s": 20}  # fmt: skip
+              "downscale_delay_s": 180}  # fmt: skip
     return {**found, "id": MODEL, "serving": {"gpu": {"decode": decode}}}
 
 
@@ -126,22 +126,26 @@ async def test_a_cluster_comes_up_grows_shrinks_and_goes(cloud: Cloud) -> None:
         [key] = re.findall(r"(?m)^([\w-]{40,})\s*$", said)
         url = f"http://{head.address}:8000"
         expected = await asyncio.to_thread(ask_all, url, MODEL, key, 60)
-        # One client as long as there is anything, and many for a while.
+        # One client as long as there is anything, and many until another machine is made, which then has the cores to
+        # itself; what they wanted is remembered for three minutes.
         few, many = (Clients(url, expected, 60, model=MODEL, key=key) for _ in range(2))
         asking = [asyncio.create_task(few.run(1)), asyncio.create_task(many.run(24))]
         await seen(lambda: len(living("p4de.24xlarge")) == 2)
-        told = many.done
-        await seen(lambda: sum(holds_decode(one) for one in living("p4de.24xlarge")) == 2)
-        await until(lambda: many.done >= told + 100, PATIENCE_S)
         many.stop()
         await asking[1]
+        await seen(lambda: sum(holds_decode(one) for one in living("p4de.24xlarge")) == 2)
+        again = Clients(url, expected, 60, model=MODEL, key=key)
+        asking.append(asyncio.create_task(again.run(16)))
+        await until(lambda: again.done >= 100, PATIENCE_S)
+        again.stop()
+        await asking[2]
         await seen(lambda: len(living("p4de.24xlarge")) == 1)
         told = few.done
         await until(lambda: few.done >= told + 20, PATIENCE_S)
         few.stop()
         await asking[0]
-        print(json.dumps({"few": few.counted(), "many": many.counted()}))
-        assert not few.wrong and not many.wrong
+        print(json.dumps([one.counted() for one in (few, many, again)]))
+        assert not few.wrong and not many.wrong and not again.wrong
         await do("ray down -y cluster.yaml 2>&1")
         assert not living("p4de.24xlarge") and not living("m6i.2xlarge")
     except BaseException:
@@ -155,7 +159,10 @@ async def test_a_cluster_comes_up_grows_shrinks_and_goes(cloud: Cloud) -> None:
 
 
 def holds_decode(machine: Machine) -> bool:
-    return "ServeReplica:cf--pico--up:Decode" in machine.run("ps", "-eo", "args")
+    try:
+        return "ServeReplica:cf--pico--up:Decode" in machine.run("ps", "-eo", "args")
+    except RuntimeError:  # given back meanwhile, as one on which Ray did not start in time
+        return False
 
 
 def test_nothing_but_the_provider_and_the_idle_time_is_changed() -> None:
