@@ -111,6 +111,7 @@ class Admission:
         self.config = config or AdmissionConfig()
         self.in_flight = InFlight()
         self.lanes = Lanes(self.config.targets.ttft)
+        self.gateways = 1  # that send requests to the same workers, each by an admission of its own
         self._admitted: dict[str, _Admitted] = {}
         self._streams: dict[Priority, Streams] = {"realtime": Streams(), "batch": Streams()}
         self._drain: dict[Priority, DrainMeter] = {"realtime": DrainMeter(), "batch": DrainMeter()}
@@ -138,7 +139,7 @@ class Admission:
         wait = queued + decision.wait
         if self.queue.waiting_tokens() + request.prompt_tokens > self.config.max_waiting_tokens:
             return self._refusal(wait, _CROWDED)
-        held_up = request.long and not self.lanes.open(self.router.fleet)
+        held_up = request.long and not self.lanes_open(now)
         if request.reject_if_busy and (held_up or wait > self.config.busy_s):
             # A long one waits for another long one, about as long as it takes itself.
             wait = max(wait, decision.ttft) if held_up else wait
@@ -206,6 +207,10 @@ class Admission:
         turns = self.router.view(request.priority).turn_s(round(requests), request.streams, request.stay_tokens, now)
         drained = self._drain[request.priority].seconds(requests, now)
         return max(ahead * self.router.seconds_per_token(now), drained, turns)
+
+    def lanes_open(self, now: float) -> bool:
+        """Whether a long prompt may go."""
+        return self.lanes.open(self.router.fleet, now, self.gateways)
 
     def below_share(self, request: RouteRequest) -> bool:
         """Whether other tenants have more streams of the request's priority than one that has a request."""
@@ -284,7 +289,8 @@ class Admission:
             now + decision.ttft,
             request.long,
         )
-        self.lanes.inside += admitted.long
+        if admitted.long:
+            self.lanes.enter(decision.compute, now)
         self._admitted[request.id] = admitted
         self._streams[request.priority].begin(admitted.tenant, admitted.streams)
         self.in_flight.prefill += admitted.prefill
@@ -292,14 +298,16 @@ class Admission:
 
     def _prefilled(self, admitted: _Admitted) -> None:
         self.in_flight.prefill -= admitted.prefill
-        self.lanes.inside -= admitted.long
+        if admitted.long:
+            self.lanes.leave()
         admitted.prefill, admitted.due, admitted.long = 0, None, False
 
     def _forget(self, request_id: str, now: float | None = None) -> None:
         admitted = self._admitted.pop(request_id, None)
         if admitted is not None:
             self.in_flight.prefill -= admitted.prefill
-            self.lanes.inside -= admitted.long
+            if admitted.long:
+                self.lanes.leave()
             self.in_flight.decode -= admitted.decode
             self._streams[admitted.priority].end(admitted.tenant, now, admitted.streams)
 

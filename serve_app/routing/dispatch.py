@@ -178,6 +178,7 @@ class Dispatch:
         self.absence.over(now)
         load.standing = tuple(replace(one, tenant=self.elsewhere.name(one.tenant)) for one in load.standing)
         self.workers.report(process, load, now, planning=planning, gateways=gateways)
+        self.admission.gateways = max(1, gateways)
         self.elsewhere.take(process, served)
         return self.tick(now)
 
@@ -203,7 +204,7 @@ class Dispatch:
     def arrive(self, request: RouteRequest, now: float) -> Effects:
         """A new request. Its id must not be live."""
         self._expect(request)
-        self.admission.lanes.measure(request, self.workers.arrived(request, now))
+        self.admission.lanes.measure(request, self.workers.arrived(request, now), now)
         present = bool(len(self.router.fleet))
         refusal = (self.admission if present else self.absence).consider(request, now)
         if refusal is not None:
@@ -312,7 +313,7 @@ class Dispatch:
         request.stay_tokens = self.lengths[request.priority].expected(request.tenant, request.max_tokens)
 
     def _next_turn(self, now: float) -> Turn | None:
-        self.queue.long_open = self.admission.lanes.open(self.router.fleet)
+        self.queue.long_open = self.admission.lanes_open(now)
         # Requests of one priority find other places than those of the other, and hold none of them up.
         for priority in self.queue.priorities():
             heads, held_up = self.queue.heads(HEADS, priority), False

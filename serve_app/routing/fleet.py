@@ -13,6 +13,7 @@ from serve_app.costs.places import GAP_S, PATIENCE_S, TURN_S, share
 from serve_app.routing.costs import CostModel
 from serve_app.routing.links import Link
 from serve_app.routing.places import Held, free_after, tokens_left
+from serve_app.routing.recent import Recent
 from serve_app.routing.shortlist import PRICE_ALL, SHORTLIST, Shortlists
 from serve_app.routing.types import Role, RouteRequest, WorkerLoad
 
@@ -20,6 +21,8 @@ from serve_app.routing.types import Role, RouteRequest, WorkerLoad
 WATCH_S = 10.0
 WATCH_ONE_S = 5.0
 FULL = 0.95
+# Seconds over which prompts are spread that make the streams of one worker wait.
+STALL_S = 5.0
 # A report made less than this after a decision may not show the request yet.
 VISIBLE_AFTER_S = 0.05
 # For so long a worker's streams are taken to have as many tokens left as they had.
@@ -71,6 +74,7 @@ class Worker:
     step: float = 0.0  # seconds of a decode step now; 0 without sequences
     prefilling: float = 0.0  # share of its time in which it has lately had prompts to compute
     link: Link = field(default_factory=Link)  # over which K/V come in
+    sent: Recent = field(default_factory=lambda: Recent(STALL_S))  # seconds of prompts that this gateway sent
     unseen: deque[Reservation] = field(default_factory=deque)
     # This gateway's requests that have streams here, and how long they stay, as it was at that moment.
     decoding: dict[int, Reservation] = field(default_factory=dict)
@@ -107,6 +111,12 @@ class Worker:
             return math.inf
         # A tenant without a place has its turn, if nothing else.
         return (PATIENCE_S if after < most else TURN_S) + GAP_S * len(kind)
+
+    def gap_s(self, now: float, prompt: float) -> float:
+        """Seconds between tokens of the streams here as a mean if ``prompt`` seconds of a prompt came beside them: they
+        stand still while a step computes prompts.
+        """
+        return self.step / (1.0 - min(self.sent.rate(now, prompt), FULL))
 
     @property
     def others(self) -> int:
@@ -243,6 +253,7 @@ class Fleet:
         now, transfers = reservation.made_at, reservation.transfers
         prefill.busy_until = max(prefill.busy_until, now) + reservation.seconds
         prefill.link.take(transfers.fetch, now)
+        prefill.sent.add(reservation.seconds, now)
         for link in self._crossed(reservation):
             link.expect(id(reservation), transfers.moved, now + transfers.ready, now)
         decode.batch += reservation.streams

@@ -1,22 +1,29 @@
-"""Long prompts do not take all workers at once.
+"""Long prompts get the workers that the others leave.
 
 A prompt that takes most of the target for first tokens by itself makes everything that comes behind it late. Where such
-prompts may take every worker, a burst of short ones finds none. So, while workers are busy, they hold a share of them
-at most, and wait without holding up others; the rest is for prompts that can be in time.
+prompts may take every worker, a burst of short ones finds none. So, while workers are busy, they get what the short
+ones that have lately come do not need, and wait for it without holding up others. Where short ones need everything,
+long ones still have a small part of the time, so that they go on.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from serve_app.routing.fleet import Fleet
+from serve_app.routing.recent import Recent
 from serve_app.routing.types import RouteRequest
 
 # Of the target for first tokens: what a prompt takes at least to count as long.
 LONG = 0.6
-# Of the workers that prefill; and the share of their time with prompts from which on it matters.
-SHARE = 0.34
+# The share of the prefilling workers' time with prompts from which on it matters.
 BUSY = 0.5
+# Of that time, the part that prompts may be planned to take; and the part that long ones always have.
+USE = 0.8
+LEAST = 0.05
+# Seconds over which it is seen what short prompts need and what long ones have had.
+WATCH_S = 20.0
+HAD_S = 10.0
 
 
 @dataclass(slots=True)
@@ -25,14 +32,29 @@ class Lanes:
 
     ttft: float | None  # target, seconds; None: no prompt is long
     inside: int = 0
+    _short: Recent = field(default_factory=lambda: Recent(WATCH_S, 2.0))  # seconds of short prompts that came
+    _had: Recent = field(default_factory=lambda: Recent(HAD_S))  # seconds of long ones that were sent
 
-    def measure(self, request: RouteRequest, seconds: float) -> None:
+    def measure(self, request: RouteRequest, seconds: float, now: float) -> None:
         """Marks a request whose prompt takes so many seconds alone. Batch requests have the time that they need."""
-        request.long = self.ttft is not None and request.priority != "batch" and seconds > LONG * self.ttft
+        counts = self.ttft is not None and request.priority != "batch"
+        request.long = counts and seconds > LONG * (self.ttft or 0.0)
+        if counts and not request.long:
+            self._short.add(seconds, now)
 
-    def open(self, fleet: Fleet) -> bool:
-        """Whether another long prompt may go."""
-        if not self.inside or fleet.congestion < BUSY / (1.0 - BUSY):
+    def enter(self, seconds: float, now: float) -> None:
+        self.inside += 1
+        self._had.add(seconds, now)
+
+    def leave(self) -> None:
+        self.inside -= 1
+
+    def open(self, fleet: Fleet, now: float, gateways: int = 1) -> bool:
+        """Whether another long prompt may go. ``gateways``: each sends as many to the same workers."""
+        if fleet.congestion < BUSY / (1.0 - BUSY):
             return True
-        able = sum(w.role != "decode" for w in fleet.workers.values()) or len(fleet)
-        return self.inside < max(1, int(SHARE * able))
+        workers = list(fleet.workers.values())
+        able = sum(1.0 / w.slow for w in [w for w in workers if w.role != "decode"] or workers) / gateways
+        left = max(USE * able - self._short.rate(now), LEAST * able)
+        # At least half of a worker that another one would take has to be left.
+        return self.inside + 0.5 <= left if self.inside else self._had.rate(now) < left

@@ -25,6 +25,8 @@ from serve_app.routing.types import RouteRequest
 
 # Workers for each stage whose pairs are priced: those that are cheapest by themselves.
 PAIRED = 4
+# Streams from which on they count in full where a prompt would make them late; of fewer each counts for its part.
+MANY = 16
 
 
 @dataclass(slots=True, frozen=True)
@@ -33,7 +35,7 @@ class RouterConfig:
 
     chunk_tokens: int = 256  # prompt tokens that one of a request's ``keys`` stands for
     stream_weight: float = 0.0025  # a second of slower streaming against a second of waiting for the first token
-    role_cost: float = 0.05  # prefill on a decode worker, or decode on a prefill worker
+    role_cost: float = 0.15  # prefill on a decode worker, or decode on a prefill worker
     link_weight: float = 1.0  # a second that others wait for a link
     # Work in another zone than the gateway's, in the same region and elsewhere; and a hand-over between two.
     zone_cost: tuple[float, float, float] = (0.0, 0.25, 1.0)
@@ -173,6 +175,9 @@ class Pricer:
             # Beside prompts a stream stands still while a step computes them.
             late = step / (1.0 - worker.prefilling) / config.itl - 1.0
             decode += config.itl_cost * min(max(late, 0.0), 1.0)
+        if config.itl is not None and batch:
+            late = worker.gap_s(now, compute) / config.itl - 1.0
+            prefill += config.itl_cost * min(max(late, 0.0), 1.0) * min(batch / MANY, 1.0)
         if role == "decode":
             prefill += against
         elif role == "prefill":
