@@ -54,12 +54,27 @@ def test_without_an_output_layer_the_targets_serves(tied, tmp_path):
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("optimise", [False, True], ids=["transformers", "fused"])
 def test_a_published_head_drafts_as_the_paper_says(name, optimise, target, tmp_path):
+    compare(target, name, optimise, tmp_path)
+
+
+def test_beside_latents_the_head_has_keys_and_values_of_its_own(tmp_path):
+    """As many heads as it likes, of any width: the target's cache has one vector a token."""
+    target = tiny.write_checkpoint(tmp_path / "target", "deepseek_v3")
+    compare(target, "more-kv-heads", False, tmp_path / "head", layers=1)
+    model = tiny.load(target)
+    attach_head(model, tmp_path / "head")
+    assert [layer.shared for layer in model.kv_shape.layers] == [True, True, True, False]
+    assert (model.kv_shape.layers[-1].kv_heads, model.kv_shape.layers[-1].head_dim) == (4, 16)
+
+
+def compare(target, name, optimise, tmp_path, layers=None):
+    """``layers`` of the cache that the head takes."""
     layout, config = SHAPES[name]
     path = write_head(tmp_path, layout=layout, **config)
     model = tiny.load(target, optimise=optimise)
     head = attach_head(model, path)
     assert head.layers == (0, 1, 2)
-    assert len(model.kv_shape.layers) == 3 + (2 if name == "more-kv-heads" else 1)
+    assert len(model.kv_shape.layers) == 3 + (layers or (2 if name == "more-kv-heads" else 1))
     kv = model.kv_shape.allocate(6, "cpu")
     request = tiny.make_request("x", TOKENS)
     request.blocks = [3, 1]
