@@ -14,6 +14,7 @@ from training.hearing import commands, recogniser
 from training.hearing.recogniser import Spoken
 from training.hearing.voice import Samples
 from training.speaking.espeak import Voice
+from training.speaking.sentences import in_digits
 
 
 def held_out(count: int) -> list[str]:
@@ -31,10 +32,17 @@ def said(folder: Path, texts: Iterable[str]) -> list[Samples]:
 
 
 def score(folder: Path, count: int) -> dict[str, float]:
-    """Word error rates: of what the model says, and of the voice that it was trained with."""
+    """Word error rates of what the model says and of the voice that it was trained with; and how many of their words
+    are misunderstood in a sentence for each number in digits.
+    """
     texts, voice = held_out(count), Voice()
-    sounds = {"speaker": said(folder, texts), "espeak": [voice.say(text).samples for text in texts]}
-    return {
-        name: recogniser.score(recogniser.OUT, [Spoken(*one) for one in zip(texts, made, strict=True)])
-        for name, made in sounds.items()
-    }
+    timers = [f"Set a timer for {number} minutes." for number in commands.NUMBERS]
+    given = [*texts, *map(in_digits, timers)]
+    sounds = {"speaker": said(folder, given), "espeak": [voice.say(text).samples for text in given]}
+    figures: dict[str, float] = {}
+    for name, made in sounds.items():
+        spoken = [Spoken(*one) for one in zip([*texts, *timers], made, strict=True)]
+        figures[name] = recogniser.score(recogniser.OUT, spoken[:count])
+        words = sum(len(text.split()) for text in timers)
+        figures[f"{name}_digits"] = round(recogniser.score(recogniser.OUT, spoken[count:]) * words)
+    return figures

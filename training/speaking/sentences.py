@@ -65,6 +65,9 @@ def spelled(number: int) -> str:
     return f"{tens}-{TO_NINETEEN[ones]}" if ones else tens
 
 
+DIGITS = {spelled(number): str(number) for number in range(100)}
+
+
 def count(rng: Random) -> str:
     """A number up to 99, now in words, now in digits."""
     number = rng.randrange(100)
@@ -85,6 +88,12 @@ def loosely(rng: Random, text: str) -> str:
     return text.rstrip(".") + "!" if shape < 0.18 else text
 
 
+def in_digits(text: str) -> str:
+    return re.sub("|".join(rf"\b{word}\b" for word in DIGITS), lambda found: DIGITS[found[0]], text)
+
+
 def make(rng: Random) -> str:
-    text = commands.make(rng, held_out=False) if rng.random() < 0.7 else answer(rng)
-    return loosely(rng, text)
+    if rng.random() < 0.3:
+        return loosely(rng, answer(rng))
+    text = commands.make(rng, held_out=False)
+    return loosely(rng, in_digits(text) if rng.random() < 0.5 else text)
