@@ -63,7 +63,8 @@ it has not seen (`python -m training.speaking.speaker --score`; needs libespeak-
 | espeak-ng's voice, from which it learnt | {espeak:.1%} |
 
 Of the sentences "Set a timer for N minutes." with each of its 17 numbers in digits it misunderstood
-{speaker_digits:.0f} words spoken by pico-speaker, and {espeak_digits:.0f} spoken by espeak-ng: write numbers as words where they matter.
+{speaker_digits:.0f} words spoken by pico-speaker, and {espeak_digits:.0f} spoken by espeak-ng: write numbers as
+words where they matter.
 
 pico-hearing was itself trained with voices of espeak-ng and knows nothing but such commands, so it is a lenient judge:
 people may find words unclear that it understands.
