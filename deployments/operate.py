@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ray import serve
 
+from deployments.model import model_application
 from serve_app.catalog.records import ModelRecord, Profile
 from serve_app.config import Settings
 from serve_app.gateway.operate import Source
@@ -18,8 +19,6 @@ class Applications:
         self._settings = settings
 
     def deploy(self, record: ModelRecord, profile: Profile, source: Source, *, keep: bool) -> None:
-        from serve_app.app import model_application
-
         name = application_name(record.id)
         versions = running_versions(name) if keep else {}
         built = model_application(record, profile, self._settings, source, versions)

@@ -25,7 +25,7 @@ class RankWorker:
         progress = begin(spec, rank)
 
         def run() -> None:
-            from serve_app.worker.ranks import run_rank
+            from serve_app.worker.follower import run_rank
 
             try:
                 run_rank(spec, rank, address, progress)

@@ -8,7 +8,7 @@ from typing import Any
 
 import ray
 
-from deployments.nursery import Claim
+from deployments.planted import Planted
 from deployments.rank_worker import host_for_ranks, start_rank
 from serve_app.ray_private.zones import node_zone
 from serve_app.wire.decide import DecideCall, DecideResult, read_decide_call, read_decide_result
@@ -42,12 +42,12 @@ class EngineWorker:
     :class:`serve_app.worker.engine_work.EngineWork`.
     """
 
-    def __init__(self, spec: WorkerSpec, claim: Claim | None = None) -> None:
+    def __init__(self, spec: WorkerSpec, planted: Planted | None = None) -> None:
         progress = begin(spec)
         self._spec = spec
-        self._claim = claim
-        if claim is not None:
-            claim.wait()
+        self._planted = planted
+        if planted is not None:
+            planted.wait()
         from serve_app.worker.start import start_engine_work
 
         context = ray.get_runtime_context()
@@ -64,7 +64,7 @@ class EngineWorker:
 
     async def adopt(self, spec: WorkerSpec, pid: int) -> bool:
         """A replica takes a planted worker over (:mod:`deployments.nursery`); False if it is not for it to have."""
-        return self._claim is not None and spec == self._spec and self._claim.take(pid)
+        return self._planted is not None and spec == self._spec and self._planted.take(pid)
 
     async def ready(self) -> int:
         """Ends once the model is loaded; this process's id."""

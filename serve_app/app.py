@@ -12,12 +12,8 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -28,6 +24,7 @@ from deployments import nursery
 from deployments.batch import Batch
 from deployments.blueprint import MAX_ONGOING, METRICS_INTERVAL_S, Blueprint
 from deployments.gateway import Gateway
+from deployments.model import home, model_application
 from serve_app.catalog.load import Catalog, load_catalog
 from serve_app.catalog.records import ModelRecord, Profile
 from serve_app.config import ConfigError, Settings, alert_secret, api_key, cluster_secret, load_settings
@@ -124,25 +121,6 @@ def _runners(settings: Settings) -> Any:
     )
     options = {"autoscaling_config": autoscaling, "max_ongoing_requests": MAX_ONGOING}
     return Batch.options(**options, ray_actor_options={"num_cpus": 0})  # type: ignore[attr-defined]
-
-
-def model_application(
-    record: ModelRecord,
-    profile: Profile,
-    settings: Settings,
-    source: Path,
-    versions: Mapping[str, str] = MappingProxyType({}),
-) -> Application:
-    """One model's deployments, each with its own replicas and autoscaling. ``versions``: of those that run and whose
-    replicas go on, by name.
-    """
-    model = Blueprint(record, profile, settings, source, versions)
-    return home(record).application(model)
-
-
-def home(record: ModelRecord) -> Any:
-    """The module of the stage that the model's requests are sent to; its ``application`` binds all stages."""
-    return importlib.import_module(f"deployments.{record.task_declaration.stages[0]}")
 
 
 def plant_workers(settings: Settings, catalog: Catalog) -> list[Any]:

@@ -18,6 +18,7 @@ from training.cards import parameters, trained_steps
 from training.export import export
 from training.scenes import CELLS, SHAPES, SIDE, Thing, draw
 from training.shapes import PROCESSOR, finish, tensors
+from training.threads import Threads
 
 OUT = Path("checkpoints/pico-detector")
 KNOWN = Path("checkpoints/pico-shapes")
@@ -132,7 +133,7 @@ def main() -> None:
     p.add_argument("--threads", type=int, default=2)
     p.add_argument("--resume", action="store_true", help="goes on from the weights in checkpoints/pico-detector")
     a = p.parse_args()
-    threads = loop.Threads(a.threads)
+    threads = Threads(a.threads)
     torch.manual_seed(a.seed)
     names = dict(enumerate(SHAPES))
     backbone = ResNetConfig.from_pretrained(KNOWN, out_features=["stage2"])

@@ -17,6 +17,7 @@ from serve_app.distill import loop
 from training import STATE, pretrain, tokenizer
 from training.data import Batches
 from training.export import copy_tokenizer, export
+from training.threads import Threads
 
 OUT = Path("checkpoints/pico-draft")
 
@@ -43,7 +44,7 @@ def main() -> None:
     p.add_argument("--export-every", type=int, default=200)
     p.add_argument("--resume", action="store_true")
     a = p.parse_args()
-    threads = loop.Threads(a.threads)
+    threads = Threads(a.threads)
     torch.manual_seed(a.seed)
     torch.set_flush_denormal(True)
     teacher = LlamaForCausalLM.from_pretrained(pretrain.OUT, dtype=torch.float32).eval()

@@ -15,6 +15,7 @@ from serve_app.distill import loop
 from training import STATE, tokenizer
 from training.data import Batches, Micro
 from training.export import export
+from training.threads import Threads
 
 OUT = Path("checkpoints/pico-instruct")
 
@@ -47,6 +48,11 @@ def hidden(model: LlamaForCausalLM, micro: Micro) -> torch.Tensor:
     return h[micro.loss[:, 1:]]
 
 
+def second_round(step: int, first: int, last: int, warmup: int = 10) -> float:
+    """Factor on the learning rate of a round after the first run: short warm-up, then linear to zero."""
+    return min((step - first + 1) / warmup, max(last - step, 0) / max(last - first, 1))
+
+
 def main() -> None:
     faulthandler.register(signal.SIGUSR1)
     p = argparse.ArgumentParser(description=__doc__)
@@ -61,7 +67,7 @@ def main() -> None:
     p.add_argument("--stop-at", type=int, default=0, help="stop after this step (for measuring)")
     p.add_argument("--resume", action="store_true")
     a = p.parse_args()
-    threads = loop.Threads(a.threads)
+    threads = Threads(a.threads)
     torch.manual_seed(a.seed)
     torch.set_flush_denormal(True)
     if not (OUT / "tokenizer.json").exists():
@@ -81,7 +87,7 @@ def main() -> None:
         threads.adapt()
         factor = loop.schedule(step, a.steps, decay=a.decay)
         if a.round_from:
-            factor = loop.second_round(step, a.round_from, a.steps)
+            factor = second_round(step, a.round_from, a.steps)
         loop.set_lr(opts, a.lr * factor)
         micros = batches.step(step)
         total = sum(int(m.loss[:, 1:].sum()) for m in micros)

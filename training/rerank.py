@@ -23,6 +23,7 @@ from training import STATE
 from training.export import export
 from training.passages import Examples, Passage, build_passages
 from training.phrases import ASK
+from training.threads import Threads
 
 OUT = Path("checkpoints/pico-reranker")
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -136,7 +137,7 @@ def main() -> None:
     p.add_argument("--export-every", type=int, default=100)
     p.add_argument("--resume", action="store_true")
     a = p.parse_args()
-    threads = loop.Threads(a.threads)
+    threads = Threads(a.threads)
     torch.manual_seed(a.seed)
     torch.set_flush_denormal(True)
     passages = build_passages()

@@ -17,6 +17,7 @@ from training.cards import parameters, put_card
 from training.export import export
 from training.opinions import LABELS, make
 from training.rerank import save_tokenizer
+from training.threads import Threads
 
 OUT = Path("checkpoints/pico-sentiment")
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -98,7 +99,7 @@ def main() -> None:
     p.add_argument("--seed", type=int, default=3)
     p.add_argument("--threads", type=int, default=2)
     a = p.parse_args()
-    threads = loop.Threads(a.threads)
+    threads = Threads(a.threads)
     torch.manual_seed(a.seed)
     tok = train_tokenizer(a.seed)
     names = dict(enumerate(LABELS))

@@ -16,6 +16,7 @@ from serve_app.distill import loop
 from training.cards import parameters, put_card
 from training.export import export
 from training.scenes import SHAPES, SIDE, draw_one
+from training.threads import Threads
 
 OUT = Path("checkpoints/pico-shapes")
 # As transformers' image processors have it.
@@ -91,7 +92,7 @@ def main() -> None:
     p.add_argument("--seed", type=int, default=4)
     p.add_argument("--threads", type=int, default=2)
     a = p.parse_args()
-    threads = loop.Threads(a.threads)
+    threads = Threads(a.threads)
     torch.manual_seed(a.seed)
     names = dict(enumerate(SHAPES))
     config = ResNetConfig(

@@ -28,6 +28,7 @@ from training.looking import COLOURS, MOST, NOTHING_TO_SEE, ask, draw, stranger
 from training.scenes import SHAPES, SIDE
 from training.shapes import PROCESSOR, finish, tensors
 from training.template import BEGIN, CONTROL, END, PAD
+from training.threads import Threads
 from training.tokenizer import SPLIT
 
 OUT = Path("checkpoints/pico-vision")
@@ -260,7 +261,7 @@ def main() -> None:
     p.add_argument("--threads", type=int, default=2)
     p.add_argument("--resume", action="store_true", help="goes on from the weights in checkpoints/pico-vision")
     a = p.parse_args()
-    threads = loop.Threads(a.threads)
+    threads = Threads(a.threads)
     torch.manual_seed(a.seed)
     tok = train_tokenizer()
     model, done = LlavaForConditionalGeneration(config_of(tok)).train(), 0

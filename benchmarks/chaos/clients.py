@@ -21,6 +21,7 @@ from benchmarks.chaos.books import Books
 from benchmarks.chaos.dialects import Seen
 from benchmarks.chaos.ledger import Receipts, Told
 from benchmarks.chaos.weather import BROKEN, REFUSED, UNSTORED, Weather
+from serve_app.api.retry_after import HEADER, wait_told
 
 if TYPE_CHECKING:
     from benchmarks.chaos.sdk import Sdks
@@ -266,7 +267,7 @@ async def _each(items: Iterable[T], work: Callable[[T], Awaitable[Any]]) -> None
 
 def _honest(answer: httpx.Response) -> bool:
     """A refusal that says what is wrong and when to come back."""
-    if answer.status_code not in (429, 503) or not answer.headers.get("retry-after", "").isdigit():
+    if answer.status_code not in (429, 503) or wait_told(answer.headers) is None:
         return False
     try:
         body: Any = answer.json()
@@ -276,5 +277,5 @@ def _honest(answer: httpx.Response) -> bool:
 
 
 def _refusal(answer: httpx.Response) -> str:
-    waits = answer.headers.get("retry-after", "none")
-    return f"status {answer.status_code}, Retry-After {waits}: {answer.text[:200]!r}"
+    waits = wait_told(answer.headers)
+    return f"status {answer.status_code}, {HEADER} {waits}: {answer.text[:200]!r}"

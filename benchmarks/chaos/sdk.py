@@ -22,6 +22,7 @@ from pydantic import BaseModel
 from benchmarks.chaos.asks import Ask
 from benchmarks.chaos.dialects import CHAT, MESSAGES, NATIVE, NUMBERS, RESPONSES, Seen
 from benchmarks.chaos.resuming import AGAIN_S, EMPTY
+from serve_app.api.retry_after import HEADER
 
 RETRIES = 8
 STATUS = (openai.APIStatusError, anthropic.APIStatusError, cloudflare.APIStatusError)
@@ -201,7 +202,7 @@ def _as_httpx(seen: Seen, *, begun: bool = False) -> Iterator[None]:
             return
         if not begun:
             seen.request, seen.refused = answer.headers.get("cf-ray", ""), True
-        headers = {name: answer.headers[name] for name in ("retry-after", "cf-ray") if name in answer.headers}
+        headers = {name: answer.headers[name] for name in (HEADER, "cf-ray") if name in answer.headers}
         request = httpx.Request("POST", str(answer.url))
         told = httpx.Response(answer.status_code, headers=headers, content=answer.content, request=request)
         raise httpx.HTTPStatusError(str(error), request=request, response=told) from error

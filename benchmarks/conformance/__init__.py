@@ -15,7 +15,8 @@ import os
 
 import httpx
 
-from benchmarks.conformance.run import Found, Models, run
+from benchmarks.conformance.case import Models
+from benchmarks.conformance.run import Found, run
 
 EMBED = "@cf/sentence-transformers/all-minilm-l6-v2"
 

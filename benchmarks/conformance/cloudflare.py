@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.conformance.run import Case, Models
+from benchmarks.conformance.case import Case, Models
 from benchmarks.conformance.shapes import NUMBER, filled, length, problem
 
 PROMPT = {"prompt": "What does math.sqrt do?", "temperature": 0, "max_tokens": 24}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.conformance.run import Case, Models
+from benchmarks.conformance.case import Case, Models
 from benchmarks.conformance.shapes import NUMBER, any_of, filled, length, problem
 
 ASK = [{"role": "user", "content": "What does math.sqrt do?"}]

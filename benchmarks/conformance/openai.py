@@ -6,7 +6,7 @@ import base64
 import json
 from typing import Any
 
-from benchmarks.conformance.run import Case, Models
+from benchmarks.conformance.case import Case, Models
 from benchmarks.conformance.shapes import NUMBER, any_of, filled, length, problem
 
 QUESTION = [{"role": "user", "content": "What does math.sqrt do?"}]

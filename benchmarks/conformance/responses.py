@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.conformance.case import Case, Models
 from benchmarks.conformance.openai import CITY, ERROR
-from benchmarks.conformance.run import Case, Models
 from benchmarks.conformance.shapes import any_of, filled, problem
 
 QUESTION = "What does math.sqrt do?"

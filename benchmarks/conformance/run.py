@@ -1,52 +1,20 @@
-"""One case: a request, and what is to come of it."""
+"""Asks a server every case of the table, and says what came of it."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import httpx
 
-from benchmarks.conformance.shapes import Shape, problem
+from benchmarks.conformance.case import Case, Models
+from benchmarks.conformance.shapes import problem
+from benchmarks.conformance.table import cases
 
 Outcome = Literal["holds", "differs", "fails"]
 AT_ONCE = 4
-
-
-@dataclass(slots=True, frozen=True)
-class Models:
-    """What to ask; "" where the server has none. ``account``: in Workers AI's paths."""
-
-    chat: str
-    embed: str = ""
-    rerank: str = ""
-    account: str = "local"
-
-
-# What a stream's parts have to be; each part is (event name or "", data).
-Parts = Callable[[list[tuple[str, Any]]], str | None]
-
-
-@dataclass(slots=True, frozen=True)
-class Case:
-    """``needs``: which of :class:`Models` it asks. ``ours``: how this server differs on purpose, and why."""
-
-    api: str
-    name: str
-    method: str
-    path: str
-    body: Any = None
-    status: int | tuple[int, ...] = 200
-    shape: Shape = None
-    parts: Parts | None = None
-    lines: bool = False  # a stream of one JSON object a line instead of events
-    headers: dict[str, Any] = field(default_factory=dict)  # of the answer: names and what their values begin with
-    needs: Literal["chat", "embed", "rerank", ""] = "chat"
-    keyless: bool = False
-    ours: str = ""
 
 
 @dataclass(slots=True, frozen=True)
@@ -62,8 +30,6 @@ class Found:
 
 async def run(client: httpx.AsyncClient, models: Models, only: set[str] | None = None) -> list[Found]:
     """Every case of the APIs ``only`` (all of them unless given) that the models allow, in the table's order."""
-    from benchmarks.conformance.table import cases
-
     asked = [case for case in cases(models) if not only or case.api in only]
     asked = [case for case in asked if not case.needs or getattr(models, case.needs)]
     places = asyncio.Semaphore(AT_ONCE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.conformance import anthropic, cloudflare, ollama, openai, responses, servers
-from benchmarks.conformance.run import Case, Models
+from benchmarks.conformance.case import Case, Models
 
 APIS = (openai.cases, responses.cases, anthropic.cases, servers.cases, ollama.cases, cloudflare.cases)
 

@@ -157,6 +157,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"round {number + 1}/{args.rounds}: {taken}", file=sys.stderr, flush=True)
     memory = soak(variants["ours"], texts, args.soak) if args.soak else {}
     batcher.close()
+    stats = batcher.stats()
     if peer is not None:
         peer.close()
     rate = {name: round(len(texts) / statistics.median(taken), 1) for name, taken in seconds.items()}
@@ -169,7 +170,7 @@ def main(argv: list[str] | None = None) -> int:
         "sentences_per_s": rate,
         "ratio_to_transformers": round(rate["ours"] / rate["transformers_arrival_order"], 2),
         "least_cosine": {n: round(float((warm["ours"] * v).sum(1).min()), 6) for n, v in warm.items() if n != "ours"},
-        "padding_share": round(batcher.stats().padding_share, 4),
+        "padding_share": round(1 - stats.tokens / stats.computed_tokens, 4),
         "flat": model.flat,
     }
     if "sentence_transformers" in rate:

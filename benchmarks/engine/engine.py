@@ -31,8 +31,8 @@ from typing import Any
 from benchmarks import ROOT
 from benchmarks.checks import Checks
 from benchmarks.engine.profile import profile
+from benchmarks.engine.workloads import NEW, prompts, workloads
 
-PROMPT, NEW = 128, 64
 AGREEING = 0.75
 
 
@@ -109,19 +109,6 @@ def busy_seconds() -> float:
     except OSError:
         return 0.0
     return sum(int(f) for i, f in enumerate(fields[:8]) if i not in (3, 4)) / os.sysconf("SC_CLK_TCK")
-
-
-def prompts(lengths: list[int]) -> list[list[int]]:
-    """Distinct plain token ids, so that no prefix is shared."""
-    return [[(7 * row + 13 * col) % 8000 + 10 for col in range(length)] for row, length in enumerate(lengths)]
-
-
-def workloads(batches: list[int], mixed: bool, new: int = NEW) -> dict[str, tuple[list[int], list[int]]]:
-    """Name -> prompt lengths and new tokens; ``mixed`` adds one that mixes lengths as traffic does."""
-    found = {f"batch {b}": ([PROMPT] * b, [new] * b) for b in batches}
-    if mixed:
-        found["mixed"] = [16 + (i * 151) % 497 for i in range(32)], [8 + (i * 53) % 121 for i in range(32)]
-    return found
 
 
 def measure(

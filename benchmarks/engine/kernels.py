@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from benchmarks.checks import Checks
 from serve_app.kernels.attention import paged_attention
 from serve_app.kernels.batch import BLOCK
-from serve_app.kernels.library.load import attention_backend
+from serve_app.kernels.library.load import load
 from serve_app.kernels.library.selftest import RandomBatch, random_batch
 from serve_app.kernels.linear.packed import PackedLinear, packing_available
 from serve_app.kernels.linear.panels import PanelStore, panel_bytes, panel_library
@@ -159,7 +159,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.threads:
         torch.set_num_threads(options.threads)
-    backend, why = attention_backend()
+    found, why = load()
     bandwidth = [read_bandwidth()]
     checks, rounds, cases = Checks(), 1 if options.quick else options.rounds, 1 if options.quick else None
     rows = attention_rows(rounds, checks, cases) + linear_rows(rounds, checks, cases)
@@ -167,7 +167,7 @@ def main(argv: list[str] | None = None) -> int:
     bandwidth.append(read_bandwidth())
     result = {
         "threads": torch.get_num_threads(),
-        "attention_backend": backend,
+        "attention_backend": "cpp" if found else "torch",
         "why": why,
         "read_bandwidth_gb_per_s": [round(b, 1) for b in bandwidth],  # before and after
         "rows": rows,
@@ -175,7 +175,7 @@ def main(argv: list[str] | None = None) -> int:
     if options.json:
         print(json.dumps({"benchmark": "kernels", **result}))
         return 0
-    print(f"{result['threads']} threads; attention: {backend} ({why})")
+    print(f"{result['threads']} threads; attention: {result['attention_backend']} ({why})")
     print(f"read bandwidth before/after: {result['read_bandwidth_gb_per_s']} GB/s")
     for r in rows:
         times = "  ".join(f"{k} {v:.1f} us" for k, v in r["microseconds"].items())

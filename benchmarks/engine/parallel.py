@@ -35,7 +35,8 @@ from benchmarks.engine.sockets import tcp_bytes
 from serve_app.parallel.life import BEAT_S
 from serve_app.parallel.link import LinkAddress
 from serve_app.sampling_params import SamplingParams
-from serve_app.worker.ranks import Ranks, begin_ranks, load_together, run_rank
+from serve_app.worker.follower import run_rank
+from serve_app.worker.ranks import Ranks, begin_ranks, load_together
 from serve_app.worker.spec import WorkerSpec
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.engine.workloads import NEW, PROMPT, prompts
+
 CALLS = ("schedule", "batch build", "forward", "sampling", "commit and hash")
 
 
@@ -35,7 +37,6 @@ def profile(model_dir: Path, batches: list[int], threads: int) -> dict[str, Any]
 
 def run(ours: Any, batch: int, salt: str) -> dict[str, dict[str, float]]:
     """One run of ``batch`` requests with timers around the engine's calls; mean microseconds per step."""
-    from benchmarks.engine.engine import NEW, PROMPT, prompts
     from serve_app.engine import runner as module
     from serve_app.engine.request import Request
     from serve_app.kernels.decoder import PARTS

@@ -1,7 +1,7 @@
 """The fuzzer led by coverage: inputs that reach new code are kept, changed and tried again (atheris: libFuzzer).
 
 ``benchmarks fuzz --coverage`` runs each target in a process of its own, this module, for its share of the time. There
-are two kinds of them: those of ``fuzz.TARGETS``, whose inputs hypothesis makes out of the bytes that libFuzzer changes,
+are two kinds of them: those of ``targets.py``, whose inputs hypothesis makes out of the bytes that libFuzzer changes,
 and readers of bytes (``raw.py``), which begin with right ones.
 """
 
@@ -71,14 +71,14 @@ def child(name: str, seconds: str, folder: str, number: str) -> None:
     import atheris
 
     with atheris.instrument_imports(include=["serve_app"]):
-        from benchmarks.fuzz import fuzz, raw
+        from benchmarks.fuzz import raw, targets
     if name.startswith(RAW):
         reader = raw.readers()[name.removeprefix(RAW)]
         for n, data in enumerate(reader.right):
             (Path(folder) / f"right-{n}").write_bytes(data)
         read: Callable[[bytes], Any] = reader.read
     else:
-        read = fuzz.attempts(name, 1, 1).hypothesis.fuzz_one_input
+        read = targets.attempts(name, 1, 1).hypothesis.fuzz_one_input
 
     def attempt(data: bytes) -> None:
         try:

@@ -15,69 +15,11 @@ import json
 import sys
 import time
 import traceback
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from hypothesis import HealthCheck, given, seed, settings
-from hypothesis import strategies as st
+from benchmarks.fuzz import coverage, targets
 
-from benchmarks.fuzz import adapters, bodies, coverage, schemas, stored
-
-Target = Callable[..., None]
 BATCH = 200  # examples of one target before the next has its turn
-
-
-def _of(read: Callable[..., None], name: str) -> Target:
-    def target(data: bytes) -> None:
-        read(name, data)
-
-    return target
-
-
-# What is tried: a function that must not raise, and strategies for its arguments.
-TARGETS: dict[str, tuple[Target, tuple[st.SearchStrategy[Any], ...]]] = {
-    **{
-        f"body {name}": (_of(bodies.read, name), (bodies.changed(right),))
-        for name, (right, _) in bodies.READERS.items()
-    },
-    "noise": (bodies.read_noise, (st.binary(max_size=200) | st.text(max_size=50).map(str.encode),)),
-    "multipart": (lambda pair: bodies.read_parts(*pair), (bodies.parts(),)),
-    "format": (lambda pair: schemas.read_format(*pair), (schemas.FORMATS,)),
-    **{f"message {name}": (_of(stored.read_message, name), (stored.message_bytes(),)) for name in stored.READERS},
-    "frames": (stored.read_stream, (stored.byte_streams(), st.lists(st.integers(0, 999), max_size=8))),
-    "pieces": (stored.join_pieces, (stored.PIECES,)),
-    "chunk file": (stored.read_chunk, (stored.chunk_files(),)),
-    "journal": (stored.read_journal, (stored.journals(),)),
-    "adapter": (adapters.read_files, (adapters.CONFIGS | st.just(adapters.TEXT), adapters.FILES)),
-    # JSON is YAML.
-    "record": (stored.read_record, (bodies.changed(stored.RECORD),)),
-    "settings": (stored.read_settings, (bodies.changed(stored.SETTINGS),)),
-}
-
-
-def attempts(name: str, examples: int, number: int) -> Any:
-    """A test of hypothesis that tries one target."""
-    target, strategies = TARGETS[name]
-
-    @seed(number)
-    @settings(
-        max_examples=examples, deadline=None, database=None, print_blob=False, suppress_health_check=list(HealthCheck)
-    )
-    @given(st.tuples(*strategies))
-    def attempt(arguments: tuple[Any, ...]) -> None:
-        try:
-            target(*arguments)
-        except Exception as error:
-            error.add_note(f"{name}: {str(arguments)[:2000]}")
-            raise
-
-    return attempt
-
-
-def run(name: str, examples: int, number: int) -> None:
-    """Tries one target; raises what it raised, for the smallest input found."""
-    attempts(name, examples, number)()
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -93,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.coverage and not coverage.is_there():
         raise SystemExit(coverage.MISSING)
-    known = coverage.names(TARGETS) if options.coverage else list(TARGETS)
+    known = coverage.names(targets.TARGETS) if options.coverage else list(targets.TARGETS)
     left = [name for name in known if options.only is None or options.only in name]
     if not left:
         raise SystemExit(f"no such target; there are {', '.join(known)}")
@@ -123,7 +65,7 @@ def _by_chance(left: list[str], options: argparse.Namespace) -> tuple[int, dict[
     while left and time.monotonic() < until:
         for name in list(left):
             try:
-                run(name, BATCH, number)
+                targets.run(name, BATCH, number)
                 tried += BATCH
             except Exception as error:
                 left.remove(name)  # until it is mended it would find nothing else

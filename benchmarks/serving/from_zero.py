@@ -28,6 +28,7 @@ from benchmarks.checks import Checks, chat_problem, stream_problem
 from benchmarks.serving.processes import descendants
 from benchmarks.serving.stack import local_stack
 from benchmarks.serving.startup import ANSWER, QUESTION, TOKENS
+from serve_app.api.retry_after import HEADER, wait_told
 
 MODEL = "@cf/pico/sometimes"
 
@@ -88,9 +89,9 @@ class Client:
                 self.checks.add("a request without patience", chat_problem(200, answer.read(), text=ANSWER))
                 return 0.0
         except urllib.error.HTTPError as error:
-            told = error.headers.get("Retry-After")
+            told = wait_told(error.headers)
             right = error.code in (429, 503) and told is not None
-            self.checks.that("a request without patience", right, f"status {error.code}, Retry-After {told}")
+            self.checks.that("a request without patience", right, f"status {error.code}, {HEADER} {told}")
             return float(told or 0)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -136,3 +137,12 @@ def read_steps(body: dict[str, Any], defaults: Defaults) -> int:
     name = "num_steps" if body.get("num_steps") is not None else "steps"
     found: int | None = Range(1, defaults.most_steps).read(body, name)
     return defaults.steps if found is None else found
+
+
+async def drawn_by(events: AsyncIterator[Progress | Drawn]) -> Drawn:
+    """The pictures, of whoever waits for all."""
+    async with aclosing(events):  # type: ignore[type-var]
+        async for event in events:
+            if isinstance(event, Drawn):
+                return event
+    raise RuntimeError("a worker has drawn nothing")

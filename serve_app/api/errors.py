@@ -11,6 +11,8 @@ import uuid
 from collections.abc import Sequence
 from contextvars import ContextVar
 
+from serve_app.api.retry_after import wait_header
+
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 # The id of the request at hand, under which its failure is logged and told.
 current_request: ContextVar[str] = ContextVar("request_id", default="")
@@ -40,8 +42,7 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        # Retry-After holds whole seconds; rounding down to 0 would tell clients to hammer on.
-        return {} if self.retry_after is None else {"Retry-After": str(max(1, round(self.retry_after)))}
+        return {} if self.retry_after is None else wait_header(self.retry_after)
 
 
 class InvalidInput(ApiError):

@@ -17,7 +17,7 @@ from serve_app.api.errors import InvalidInput, NotFound
 Record = Mapping[str, Any]
 PER_PAGE = 100
 MAX_PER_PAGE = 1000
-CHATS = "Text Generation"
+CHAT = "chat"  # the interface of models that chat
 
 
 def search(records: Sequence[Record], query: Mapping[str, str]) -> dict[str, Any]:
@@ -140,7 +140,8 @@ def _openrouter(record: Record) -> dict[str, Any]:
 def openai_models(records: Iterable[Record]) -> dict[str, Any]:
     """The answer to `GET /v1/models`, for OpenAI's clients and (``has_more`` and the like) Anthropic's."""
     # Those that chat come first: clients that ask nobody take the first one.
-    data = [_openai(record) for record in sorted(records, key=lambda record: record["task"]["name"] != CHATS)]
+    chats_first = sorted(records, key=lambda record: property_value(record, "interface") != CHAT)
+    data = [_openai(record) for record in chats_first]
     ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
     return {"object": "list", "data": data, "has_more": False, **ends}
 

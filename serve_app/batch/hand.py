@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from serve_app.batch.job import Job
-from serve_app.state.deferred.batches import Claim, Part, Result
+from serve_app.state.deferred.batches import Claim, Result, ShardResults
 from serve_app.state.spending.ledger import Entry
 
 
@@ -46,13 +46,13 @@ class InHand:
         handle = asyncio.get_running_loop().call_later(seconds, due)
         self._delayed.add(handle)
 
-    def take(self) -> Part | None:
+    def take(self) -> ShardResults | None:
         """What is to be written now."""
         if not self.results:
             return None
         taken, self.results = self.results, []
         entries = [entry.row() for _, entries in taken for entry in entries]
-        return Part(*self.key, self.epoch, [result for result, _ in taken], entries)
+        return ShardResults(*self.key, self.epoch, [result for result, _ in taken], entries)
 
     async def stop(self) -> None:
         """Ends what is under way; results that are there stay."""

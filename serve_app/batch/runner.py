@@ -30,7 +30,7 @@ from serve_app.batch.hand import InHand
 from serve_app.batch.job import Done, Job, Perform
 from serve_app.batch.loops import GroupLoop, PollLoop, backoff
 from serve_app.state.blobs.files import Files, NoFile
-from serve_app.state.deferred.batches import BatchStore, Claim, Outcome, Part, Result, Used, Waiting, unpack
+from serve_app.state.deferred.batches import BatchStore, Claim, Outcome, Result, ShardResults, Used, Waiting, unpack
 from serve_app.state.errors import Away
 
 log = logging.getLogger("ray.serve")
@@ -308,7 +308,7 @@ class Runner:
 
     async def _write(self) -> None:
         hand = list(self._hand.values())
-        parts: list[Part] = []
+        parts: list[ShardResults] = []
         for shard in hand:
             if (part := shard.take()) is not None:
                 parts.append(part)

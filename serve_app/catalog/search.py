@@ -17,6 +17,8 @@ def search_record(record: ModelRecord) -> dict[str, Any]:
         {"property_id": key, "value": _as_text(value)}
         for key, value in record.properties.model_dump(exclude_none=True).items()
     ]
+    if interface := record.task_declaration.interface:
+        properties.append({"property_id": "interface", "value": interface})
     if record.adapters is not None:
         properties.append({"property_id": "lora", "value": "true"})
     if record.price is not None:

@@ -42,6 +42,8 @@ class TaskDeclaration:
     optional_stages: tuple[str, ...] = ()
     # Stages that answer a request from begin to end; none: only the one that requests are sent to.
     answering_stages: tuple[str, ...] = ()
+    # What clients know its requests as, who have a form of their own for them (models/search's property); "": none.
+    interface: str = ""
     # Fields of records that only some tasks have.
     record_fields: frozenset[str] = field(default_factory=frozenset)
     # Lower comes first in lists.

@@ -43,7 +43,7 @@ def add_parser(commands: Any) -> None:
 
 def _usage(arguments: argparse.Namespace) -> int:
     from serve_app.api.errors import ApiError
-    from serve_app.gateway.usage.read import Asked, bounded
+    from serve_app.gateway.usage.read import UsageRequest, bounded
     from serve_app.gateway.usage.write import render_csv, render_usage
     from serve_app.state.spending.ledger import DAY_S, HOUR_S
     from serve_app.state.spending.usage import Order, UsageQuery, Width
@@ -74,7 +74,7 @@ def _usage(arguments: argparse.Namespace) -> int:
             page = store.usage.sums(bounded(query))
         except ApiError as wrong:
             raise StateError(wrong.message) from None
-    asked = Asked(query, arguments.by if timed else "none", 1, MAX_ROWS, arguments.csv)
+    asked = UsageRequest(query, arguments.by if timed else "none", 1, MAX_ROWS, arguments.csv)
     if arguments.csv:
         print(render_csv(asked, page), end="")
     elif arguments.json:

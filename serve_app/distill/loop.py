@@ -21,11 +21,6 @@ def schedule(step: int, steps: int, warmup: int = 60, decay: float = 0.3) -> flo
     return min((step + 1) / warmup, 1.0, max(steps - step, 0) / max(steps - start, 1))
 
 
-def second_round(step: int, first: int, last: int, warmup: int = 10) -> float:
-    """Factor on the learning rate of a round after the first run: short warm-up, then linear to zero."""
-    return min((step - first + 1) / warmup, max(last - step, 0) / max(last - first, 1))
-
-
 def optimisers(model: nn.Module, lr: float, muon: bool = True) -> list[torch.optim.Optimizer]:
     """Muon for the matrices inside the layers (and a head's fc), AdamW for embeddings, norms, biases and outputs."""
     inner: list[nn.Parameter] = []
@@ -96,32 +91,6 @@ def load_state(path: Path, model: nn.Module, opts: list[torch.optim.Optimizer]) 
     for opt, state in zip(opts, states, strict=True):
         opt.load_state_dict({**opt.state_dict(), "state": state})
     return step
-
-
-class Threads:
-    """Uses as many threads as cores are free: two threads wait for each other when a neighbour holds one
-    core.
-    """
-
-    def __init__(self, most: int) -> None:
-        self.most, self.busy, self.own, self.wall = most, 0.0, 0.0, 0.0
-        self.adapt()
-
-    def adapt(self) -> None:
-        """Call once a step: set torch's thread count from the cores others used since the last call
-        (Linux).
-        """
-        try:
-            ticks = [int(x) for x in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-        except OSError:
-            torch.set_num_threads(self.most)
-            return
-        busy = (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
-        own, wall = time.process_time(), time.monotonic()
-        others = (busy - self.busy - (own - self.own)) / max(wall - self.wall, 1e-3)
-        free = (os.cpu_count() or 1) - (others if self.wall else 0.0)
-        torch.set_num_threads(max(1, min(self.most, int(free + 0.4))))
-        self.busy, self.own, self.wall = busy, own, wall
 
 
 class Progress:

@@ -1,17 +1,33 @@
-"""Bias and penalties of all rows at once, on the device and without a word to the host.
+"""What a row of logits is told, and its bias and penalties.
 
-The same numbers as ``sampling.penalise_row``, which costs less on a CPU. A row's last token may be unknown to the host
-(:mod:`serve_app.engine.gpu.overlap`): it is named -1 and taken on the device.
+:func:`penalise` has all rows at once, on the device and without a word to the host: a row's last token may be unknown
+there (:mod:`serve_app.engine.gpu.overlap`), is named -1 and taken on the device. :func:`penalise_row` gives the same
+numbers row by row, which costs less on a CPU.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from serve_app.engine.gpu.staging import to_device
-from serve_app.engine.sampling import SampleRow
+from serve_app.sampling_params import SamplingParams
+
+
+@dataclass(slots=True)
+class SampleRow:
+    """One row of logits: the settings, the position of the token to draw, and what came before where penalties need
+    it. ``asked``: tokens whose log-probabilities are told instead of the likeliest ones'.
+    """
+
+    params: SamplingParams
+    position: int
+    prompt: list[int] | None = None
+    output: list[int] | None = None
+    asked: tuple[int, ...] = ()
 
 
 def penalise(logits: Tensor, rows: list[SampleRow], last: Tensor | None = None) -> Tensor:
@@ -55,3 +71,28 @@ def _repeated(logits: Tensor, rows: list[SampleRow], penalised: list[int], last:
     counts = none.scatter_add(0, flat, is_output).view(logits.shape)
     logits = torch.where(seen, torch.where(logits > 0, logits / factor, logits * factor), logits)
     return logits - (counts * frequency + torch.where(counts > 0, presence, 0.0))
+
+
+def penalise_row(logits: Tensor, row: SampleRow) -> None:
+    """Applies bias and penalties to one row in place.
+
+    Repetition counts prompt and output (CTRL, arXiv 1909.05858: divide positive, multiply negative logits); frequency
+    and presence count the output only (OpenAI's definition: ``logit - count * frequency - (count > 0) * presence``).
+    """
+    params = row.params
+    if params.has_penalties:
+        output = torch.tensor(row.output or [], dtype=torch.int64, device=logits.device)
+        if params.repetition != 1.0:
+            seen = torch.tensor(
+                (row.prompt or []) + (row.output or []), dtype=torch.int64, device=logits.device
+            ).unique()
+            values = logits[seen]
+            factor = params.repetition
+            logits[seen] = torch.where(values > 0, values / factor, values * factor)
+        if len(output) and (params.frequency_penalty or params.presence_penalty):
+            ids, counts = output.unique(return_counts=True)
+            logits[ids] -= counts * params.frequency_penalty + params.presence_penalty
+    if params.logit_bias:
+        bias = {token: value for token, value in params.logit_bias.items() if 0 <= token < len(logits)}
+        ids = torch.tensor(list(bias), dtype=torch.int64, device=logits.device)
+        logits[ids] += torch.tensor(list(bias.values()), dtype=logits.dtype, device=logits.device)

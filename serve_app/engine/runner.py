@@ -14,8 +14,9 @@ from torch import Tensor
 from serve_app.engine.constrain import Masking, Masks
 from serve_app.engine.kv_cache import KVCache
 from serve_app.engine.kv_io.transfer import StoredPrefix, load_prefix
+from serve_app.engine.penalties import SampleRow
 from serve_app.engine.request import Request
-from serve_app.engine.sampling import SampleRow, sample
+from serve_app.engine.sampling import sample
 from serve_app.engine.scores import take_scores
 from serve_app.engine.step import Batch, Capture, Sampled, Scheduled, Step, build_batch
 

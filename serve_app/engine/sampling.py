@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from serve_app.engine.constrain import Mask
 from serve_app.engine.gpu.staging import to_device
-from serve_app.sampling_params import SamplingParams, TokenLogprobs
+from serve_app.engine.penalties import SampleRow, penalise, penalise_row
+from serve_app.sampling_params import TokenLogprobs
 
 # Rows are cut to this many candidates first; those whose mass does not suffice for their top_p take the full path.
 CANDIDATES = 64
 _MASK = (1 << 64) - 1
-
-
-@dataclass(slots=True)
-class SampleRow:
-    """One row of logits: the settings, the position of the token to draw, and what came before where penalties need
-    it. ``asked``: tokens whose log-probabilities are told instead of the likeliest ones'.
-    """
-
-    params: SamplingParams
-    position: int
-    prompt: list[int] | None = None
-    output: list[int] | None = None
-    asked: tuple[int, ...] = ()
 
 
 def uniform(seed: int, position: int) -> float:
@@ -55,8 +41,6 @@ def sample(
     wants_logprobs = [r.params.logprobs is not None for r in rows]
     raw = torch.log_softmax(logits, -1) if any(wants_logprobs) else None
     if logits.is_cuda:
-        from serve_app.engine.penalties import penalise
-
         logits = penalise(logits, rows)
     elif any(r.params.has_penalties or r.params.logit_bias for r in rows):
         logits = logits.clone()
@@ -159,31 +143,6 @@ def _invert(probs: Tensor, points: Tensor) -> Tensor:
     # Rounding may leave the point at the very end: fall back to the last token that has any probability.
     last = probs.shape[1] - 1 - (probs > 0).flip(-1).int().argmax(-1)
     return torch.minimum(index, last)
-
-
-def penalise_row(logits: Tensor, row: SampleRow) -> None:
-    """Applies bias and penalties to one row in place.
-
-    Repetition counts prompt and output (CTRL, arXiv 1909.05858: divide positive, multiply negative logits); frequency
-    and presence count the output only (OpenAI's definition: ``logit - count * frequency - (count > 0) * presence``).
-    """
-    params = row.params
-    if params.has_penalties:
-        output = torch.tensor(row.output or [], dtype=torch.int64, device=logits.device)
-        if params.repetition != 1.0:
-            seen = torch.tensor(
-                (row.prompt or []) + (row.output or []), dtype=torch.int64, device=logits.device
-            ).unique()
-            values = logits[seen]
-            factor = params.repetition
-            logits[seen] = torch.where(values > 0, values / factor, values * factor)
-        if len(output) and (params.frequency_penalty or params.presence_penalty):
-            ids, counts = output.unique(return_counts=True)
-            logits[ids] -= counts * params.frequency_penalty + params.presence_penalty
-    if params.logit_bias:
-        bias = {token: value for token, value in params.logit_bias.items() if 0 <= token < len(logits)}
-        ids = torch.tensor(list(bias), dtype=torch.int64, device=logits.device)
-        logits[ids] += torch.tensor(list(bias.values()), dtype=logits.dtype, device=logits.device)
 
 
 def _token_logprobs(raw: Tensor, token: int, top: int, asked: tuple[int, ...]) -> TokenLogprobs:

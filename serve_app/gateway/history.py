@@ -57,7 +57,7 @@ def read_live(told: bytes) -> Live:
 
 
 @dataclass(slots=True, frozen=True)
-class Asked:
+class HistoryRequest:
     """``account``: None for all of them. ``by``: "model", "account" or ""."""
 
     since: int
@@ -129,7 +129,7 @@ class History:
         lives = [_READ.decode(one) for one in (*told, *runners)]
         return {"gateways": len(told), "runners": len(runners), **live_answer(lives, account)}
 
-    async def read(self, asked: Asked) -> list[dict[str, Any]]:
+    async def read(self, asked: HistoryRequest) -> list[dict[str, Any]]:
         """A point for each step and group that has something. Raises `StoreAway`."""
         account = asked.account if asked.account is not None or asked.by == "account" else EVERYBODY
         begin = asked.since // asked.step * asked.step
@@ -160,7 +160,7 @@ def usual_step(since: int, until: int, now: float) -> int:
     return next((s for s in STEPS if s >= least and (until - since) / s <= USUAL_POINTS), STEPS[-1])
 
 
-def series(rows: Iterable[HistoryRow], asked: Asked) -> list[dict[str, Any]]:
+def series(rows: Iterable[HistoryRow], asked: HistoryRequest) -> list[dict[str, Any]]:
     """``rows`` of any gateways, added up by step and group, in the order of time."""
     found: dict[tuple[int, str], Numbers] = {}
     for row in rows:

@@ -37,7 +37,7 @@ TUNNEL_TIMEOUT_S = 330
 MAX_CONNECTIONS = 16384
 # HAProxy wants five files for two connections, pipes included, and some for itself; it does not start where it may not.
 FILES_OF_ITS_OWN = 500
-RETRY_AFTER_S = 2
+RETRY_AFTER_S = 2  # serve_app/api/retry_after.py has the header for all that may import it
 METHODS = "GET, POST, DELETE"
 _FRONTENDS = ("frontend http_frontend", "frontend grpc_frontend")
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from serve_app.state.callers.accounts import Account, Key, Member, Scope
 from serve_app.state.callers.audit import Actor, Change
 from serve_app.state.deferred.events import Delivery, Subscription
-from serve_app.state.kept.streams import Claim, Head, Known, Part, Running, Shown, Taken
+from serve_app.state.kept.streams import Head, KeyClaim, Known, Running, Shown, StreamPart, Taken
 from serve_app.state.spending.quotas import Granted, Quota, Want
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ class StreamStore(Protocol):
     def write(
         self,
         owner: str,
-        parts: Sequence[Part],
+        parts: Sequence[StreamPart],
         now: float,
         until: float,
         last: Callable[[], tuple[float, Sequence[Head]]] | None = None,
@@ -266,11 +266,11 @@ class StreamStore(Protocol):
 
 
 class AnswerStore(Protocol):
-    def claim(self, claim: Claim, until: float, print: str) -> Known | None: ...
+    def claim(self, claim: KeyClaim, until: float, print: str) -> Known | None: ...
 
-    def keep(self, claim: Claim, answer: bytes, entries: Sequence[Row] = ()) -> bool: ...
+    def keep(self, claim: KeyClaim, answer: bytes, entries: Sequence[Row] = ()) -> bool: ...
 
-    def free(self, claim: Claim) -> None: ...
+    def free(self, claim: KeyClaim) -> None: ...
 
 
 class LedgerStore(Protocol):

@@ -98,7 +98,6 @@ class Tokenizer:
         self.added_ids = frozenset(added)
         self.special_tokens = self._special_tokens()
         self.bos_id = self._id_of("bos_token")
-        self.eos_id = self._id_of("eos_token")
         self.control = ControlTokens(self._backend, control_names(added, self.chat_templates.values()))
 
     def _json(self, name: str) -> dict[str, Any]:

@@ -44,7 +44,7 @@ from serve_app.worker.adapter_files import open_adapters
 from serve_app.worker.deciding import decide
 from serve_app.worker.draft_link import DraftLink
 from serve_app.worker.kv_read import PoolReader, Stored
-from serve_app.worker.load_report import WorkerLoad
+from serve_app.worker.load_report import EngineLoad
 from serve_app.worker.media import BadMedia, Look, look_at, put_into
 from serve_app.worker.pool_watch import PoolWatch
 from serve_app.worker.requests import Finished, Requests, Running, request_of, token_item
@@ -93,7 +93,7 @@ class EngineWork:
         self._reader = PoolReader(self._publisher.client, engine, self._engine_loop)
         self._sender = TokenSender(worker_id, on_lost=self._inbox_lost, on_closed=self._abort)
         told = self._reader.fetches, self.adapters, loaded.weights, PoolWatch(self._publisher.client)
-        self._load = WorkerLoad(spec.model, spec.stage, node_id, engine, self._sender, *told, zone)
+        self._load = EngineLoad(spec.model, spec.stage, node_id, engine, self._sender, *told, zone)
         self._load.incoming = self._reader.on_the_way
 
     # -- calls ---------------------------------------------------------------------------------------------------------
@@ -229,7 +229,7 @@ class EngineWork:
         self._abort(request_id)
 
     async def subscribe(self, call: Listen) -> None:
-        """See :meth:`serve_app.worker.load_report.WorkerLoad.subscribe`."""
+        """See :meth:`serve_app.worker.load_report.EngineLoad.subscribe`."""
         self._load.subscribe(call)
 
     def export_chunk(self, chunk_id: str) -> np.ndarray:

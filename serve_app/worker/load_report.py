@@ -39,7 +39,7 @@ class _Wish(NamedTuple):
     inbox: InboxAddress
 
 
-class WorkerLoad:
+class EngineLoad:
     """Measures one engine and tells every gateway that has subscribed; all on the worker's event loop."""
 
     def __init__(

@@ -115,8 +115,6 @@ class Requests:
     def __init__(self, abort: Callable[[str], None]) -> None:
         self._abort = abort
         self._running: dict[str, Running] = {}
-        # Registrations so far.
-        self.registered = 0
 
     def __len__(self) -> int:
         return len(self._running)
@@ -131,7 +129,6 @@ class Requests:
         """Raises ValueError for an id that is here already."""
         if request.id in self._running:
             raise ValueError(f"request {request.id} is here already")
-        self.registered += 1
         running = Running(
             Prompt.of(request), asyncio.get_running_loop().create_future(), call, given=len(request.tokens), looks=looks
         )

@@ -23,6 +23,8 @@ from serve_app.tasks.translation.task import parse_translate
 
 
 def record(number: int, task: str = "Text Generation", **properties: Any) -> dict[str, Any]:
+    if task == "Text Generation":
+        properties["interface"] = "chat"
     return {
         "id": str(number),
         "source": 1,

@@ -23,6 +23,7 @@ from serve_app.api.multi_vector import Reading
 from serve_app.api.openai import read as openai
 from serve_app.api.openai import write as openai_answers
 from serve_app.api.responses import read as responses
+from serve_app.api.retry_after import wait_told
 from serve_app.api.types import ChoiceDone, Event, TextDelta, ToolCallDelta, Usage
 from serve_app.gateway.http.app import build_http
 from serve_app.tasks.reranking.read import parse_rerank
@@ -165,7 +166,9 @@ def test_11_errors_carry_a_number_and_an_empty_result():
 
 
 def test_12_refusals_for_capacity_say_when_to_come_back():
-    assert OutOfCapacity(retry_after=0.2).headers["Retry-After"] == "1"
+    assert OutOfCapacity(retry_after=0.2).headers == {"Retry-After": "1"}
+    assert [wait_told(OutOfCapacity(retry_after=wait).headers) for wait in (0, 1.4, 2.6, 86400)] == [1, 1, 3, 86400]
+    assert [wait_told(headers) for headers in ({}, {"Retry-After": "soon"}, {"Retry-After": "-1"})] == [None] * 3
 
 
 def test_max_completion_tokens_counts_and_wins():

@@ -8,7 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmarks.conformance.run import Case, Models, ask, events_of, run
+from benchmarks.conformance.case import Case, Models
+from benchmarks.conformance.run import ask, events_of, run
 from benchmarks.conformance.shapes import NUMBER, any_of, filled, length, problem
 from benchmarks.conformance.table import cases
 

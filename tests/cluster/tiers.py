@@ -21,7 +21,8 @@ import yaml
 from ray import serve
 from ray.cluster_utils import Cluster
 
-from serve_app.app import GATEWAY, gateway_application, model_application
+from deployments.model import model_application
+from serve_app.app import GATEWAY, gateway_application
 from serve_app.catalog.load import BUILT_IN, PROJECT_ROOT, load_catalog
 from serve_app.config import api_key, load_settings
 from serve_app.kv.cached_tokens import FOUND

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import httpx
 
-from benchmarks.conformance.run import Models, run
+from benchmarks.conformance.case import Models
+from benchmarks.conformance.run import run
 from tests.conftest import ACCOUNT
 from tests.e2e.conftest import CHAT, EMBED, RERANK
 

@@ -13,8 +13,8 @@ import pytest_asyncio
 from msgspec.structs import replace
 from ray import serve
 
+from deployments.model import model_application
 from serve_app.api.types import ChoiceDone, GenerateRequest, TextDelta, Usage
-from serve_app.app import model_application
 from serve_app.catalog.load import load_catalog
 from serve_app.channel.inbox import TokenInbox
 from serve_app.config import load_settings

@@ -8,9 +8,9 @@ import pytest
 from ray import serve
 
 from deployments.calls import ask_all_replicas, call_application
+from deployments.model import model_application
 from serve_app.api.errors import OutOfCapacity
 from serve_app.api.types import GenerateRequest, TextDelta
-from serve_app.app import model_application
 from serve_app.catalog.load import load_catalog
 from serve_app.channel.inbox import TokenInbox
 from serve_app.config import load_settings

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from ray import serve
 
-from serve_app.app import model_application
+from deployments.model import model_application
 from serve_app.catalog.load import load_catalog
 from serve_app.config import load_settings
 from serve_app.tasks.model import application_name

@@ -18,10 +18,11 @@ from torch import Tensor
 from serve_app.engine.blocks import BLOCK_TOKENS, BlockPool
 from serve_app.engine.engine import Engine
 from serve_app.engine.kv_cache import KVShape
+from serve_app.engine.penalties import SampleRow
 from serve_app.engine.pipeline import PipelineEngine
 from serve_app.engine.request import Request
 from serve_app.engine.runner import Runner
-from serve_app.engine.sampling import SampleRow, sample
+from serve_app.engine.sampling import sample
 from serve_app.engine.scheduler import Scheduler
 from serve_app.engine.step import Batch
 from serve_app.sampling_params import SamplingParams, TokenLogprobs

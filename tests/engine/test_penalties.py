@@ -5,8 +5,7 @@ import random
 import pytest
 import torch
 
-from serve_app.engine.penalties import penalise
-from serve_app.engine.sampling import SampleRow, penalise_row
+from serve_app.engine.penalties import SampleRow, penalise, penalise_row
 from serve_app.sampling_params import SamplingParams
 
 

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.engine.sampling import CANDIDATES, SampleRow, sample, uniform
+from serve_app.engine.penalties import SampleRow
+from serve_app.engine.sampling import CANDIDATES, sample, uniform
 from serve_app.sampling_params import SamplingParams
 
 # One in a million: with fixed seeds a failure is a defect, not bad luck.

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from serve_app.api.types import Usage
-from serve_app.gateway.history import Asked, usual_step
+from serve_app.gateway.history import HistoryRequest, usual_step
 from serve_app.gateway.tally import LIVE_S, MAX_PAIRS, OTHERS, Tally
 from serve_app.state.callers.accounts import Caller
 from serve_app.state.kept.history import EVERYBODY, HOUR_S, MINUTE_S
@@ -75,7 +75,7 @@ def test_steps_fit_what_is_kept():
     assert usual_step(T - 86_400, T, now) == 300
     assert usual_step(T - 30 * 86_400, T, now) == 3 * HOUR_S
     assert usual_step(T - 3 * 86_400, T - 2 * 86_400, now) == HOUR_S
-    assert Asked(0, 1, 300, None).width == MINUTE_S and Asked(0, 1, 7200, None).width == HOUR_S
+    assert HistoryRequest(0, 1, 300, None).width == MINUTE_S and HistoryRequest(0, 1, 7200, None).width == HOUR_S
 
 
 async def test_two_gateways_add_up_to_what_was_done_and_one_that_is_killed_loses_a_minute(served):

@@ -13,6 +13,7 @@ from serve_app.engine.gpu.graphs import DecodeGraphs
 from serve_app.engine.gpu.overlap import OverlapEngine
 from serve_app.models.loading.load import load_causal_lm
 from tests import tiny
+from tests.engine.gpu.test_graphs import Counted
 
 pytestmark = [
     pytest.mark.gpu,
@@ -31,7 +32,9 @@ def generate(path: Path, device: str, *, graphs: bool = True, **limits) -> list[
     model = load_causal_lm(path, dtype="float32", device=device)
     engine = build_engine(model, EngineLimits(max_batch_tokens=64, max_model_len=512, **limits))
     if device == "cuda":
-        assert isinstance(engine, OverlapEngine) and isinstance(engine.runner.forward, DecodeGraphs)
+        decode = engine.runner.forward
+        assert isinstance(engine, OverlapEngine) and isinstance(decode, DecodeGraphs)
+        decode._capture = replayed = Counted(decode._capture)
         while graphs and engine.runner.prepare():
             pass
     for index, prompt in enumerate(prompts(min(model.vocab_size, 4000))):
@@ -40,7 +43,7 @@ def generate(path: Path, device: str, *, graphs: bool = True, **limits) -> list[
     if (
         device == "cuda" and graphs and "fused_decoder" in model.report
     ):  # transformers' own forward may not be capturable
-        assert engine.runner.forward.captured and engine.runner.forward.replays > 0
+        assert decode.captured and replayed.replays > 0
     return [outputs[str(i)] for i in range(16)]
 
 
@@ -121,7 +124,7 @@ def test_a_float8_cache_gives_what_the_cpu_gives():
     """Codes are rounded alike, sums in another order."""
     if torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("needs compute capability 8.9")
-    from serve_app.models.loading.optimise import difference, probe
+    from serve_app.models.loading.compare import difference, probe
 
     for options in ({"kv_cache_dtype": "fp8"}, {"quantization": "fp8"}):
         here = load_causal_lm(PICO, dtype="bfloat16", device="cuda", **options)

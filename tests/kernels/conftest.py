@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from serve_app.kernels.library import build
-from serve_app.kernels.library.load import attention_backend, cpu_library
+from serve_app.kernels.library.load import load
 from serve_app.kernels.library.native import Library
 
 
@@ -19,8 +19,8 @@ def library() -> Library:
         pytest.skip(f"C++ kernels not tested: {error}")
     if os.environ.get("SERVE_APP_KERNELS") == "torch":
         pytest.skip("C++ kernels not tested: SERVE_APP_KERNELS=torch")
-    found = cpu_library()
-    assert found is not None, f"a compiler is there, but the kernels are not used: {attention_backend()[1]}"
+    found, why = load()
+    assert found is not None, f"a compiler is there, but the kernels are not used: {why}"
     return found
 
 

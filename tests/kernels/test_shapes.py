@@ -14,7 +14,7 @@ from serve_app.kernels.decoder import Decoder, decoder_library
 from serve_app.kernels.library.selftest import random_batch
 from serve_app.kernels.shapes import ShapeMismatch, check_decoder
 from serve_app.models.decoders import decoder_parts
-from serve_app.models.loading.optimise import probe
+from serve_app.models.loading.compare import probe
 from tests import tiny
 
 needs_bf16_dot = pytest.mark.skipif(decoder_library() is None, reason="needs a compiler and AVX512_BF16")

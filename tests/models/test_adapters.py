@@ -16,8 +16,8 @@ from serve_app.kernels.linear.panels import panel_library
 from serve_app.kernels.reference.operators import TORCH
 from serve_app.models.decoders import decoder_parts
 from serve_app.models.decoders.device import DeviceForward
+from serve_app.models.loading.compare import difference, probe
 from serve_app.models.loading.miniature import randomise
-from serve_app.models.loading.optimise import difference, probe
 from serve_app.sampling_params import SamplingParams
 from tests import tiny
 from tests.adapters.made import config, weights

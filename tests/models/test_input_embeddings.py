@@ -15,7 +15,7 @@ from serve_app.kernels.reference.operators import TORCH
 from serve_app.models.decoders import decoder_parts
 from serve_app.models.decoders.device import DeviceForward
 from serve_app.models.decoders.fused_decoder import FusedForward
-from serve_app.models.loading.optimise import difference, probe
+from serve_app.models.loading.compare import difference, probe
 from tests import sight, tiny
 
 PLACEHOLDER = 7

@@ -14,7 +14,7 @@ from serve_app.kernels.reference.operators import TORCH
 from serve_app.models.decoders import decoder_parts
 from serve_app.models.decoders.device import DeviceForward
 from serve_app.models.linears import Place
-from serve_app.models.loading.optimise import difference, probe
+from serve_app.models.loading.compare import difference, probe
 from tests import tiny
 
 NEW_TOKENS = 6

@@ -15,8 +15,9 @@ from typing import Any
 from serve_app.models.loading.load import CausalModel
 from serve_app.parallel.link import LinkAddress
 from serve_app.parallel.meeting import leave
+from serve_app.worker.follower import run_rank
 from serve_app.worker.loading import load_model
-from serve_app.worker.ranks import Ranks, begin_ranks, load_together, run_rank
+from serve_app.worker.ranks import Ranks, begin_ranks, load_together
 from serve_app.worker.spec import WorkerSpec
 
 # Of this session, which removes its folder before this process would.

@@ -17,7 +17,7 @@ from serve_app.adapters.check import check_weights
 from serve_app.adapters.config import AdapterRefused, read_config
 from serve_app.adapters.shapes import base_of
 from serve_app.models.loading.bare import publish
-from serve_app.models.loading.optimise import difference, probe
+from serve_app.models.loading.compare import difference, probe
 from tests import tiny
 from tests.adapters.made import config, weights
 from tests.parity.test_generate import speculation

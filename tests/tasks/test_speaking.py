@@ -11,7 +11,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from serve_app.api.speech import MEDIA_TYPES, SpeakRequest
-from serve_app.tasks.text_to_speech.run import encoded
+from serve_app.tasks.sound import encoded
 from serve_app.wire.generate import Failed
 from serve_app.wire.predict import PredictCall, Predicted
 from tests.media.test_encoding import decoded

@@ -13,7 +13,7 @@ from serve_app.sampling_params import SamplingParams
 from serve_app.wire.address import InboxAddress
 from serve_app.wire.load import KEY_BYTES, MAX_EVICTED, Batch
 from serve_app.wire.replicas import Listen
-from serve_app.worker.load_report import WorkerLoad
+from serve_app.worker.load_report import EngineLoad
 from tests.engine.fake import HistoryModel, make_engine
 from tests.tiny import ROOT
 
@@ -22,7 +22,7 @@ async def test_prompts_computed_for_others_are_work_but_no_streams() -> None:
     """As streams they would make a prefill worker look slower than it is, and a decode worker fuller."""
     engine = make_engine(HistoryModel(), max_num_seqs=4, max_batch_tokens=64, max_model_len=512)
     sender = TokenSender("w")
-    load = WorkerLoad("m", "decode", "n1", engine, sender, deque())
+    load = EngineLoad("m", "decode", "n1", engine, sender, deque())
     prompt = np.arange(100) % 30
     for number in range(6):
         sampling = SamplingParams(max_tokens=8, temperature=0)
@@ -44,7 +44,7 @@ async def test_prompts_computed_for_others_are_work_but_no_streams() -> None:
 async def test_what_batch_requests_have_is_told_apart() -> None:
     engine = make_engine(HistoryModel(), max_num_seqs=2, num_blocks=40, max_batch_tokens=256)
     sender = TokenSender("w")
-    load = WorkerLoad("m", "decode", "n1", engine, sender, deque())
+    load = EngineLoad("m", "decode", "n1", engine, sender, deque())
     shared = (np.arange(100) % 30).tolist()
 
     def add(name: str, share: float | None) -> None:
@@ -72,7 +72,7 @@ async def test_what_batch_requests_have_is_told_apart() -> None:
 
 async def test_a_gateway_that_has_batches_alone_plans_nothing() -> None:
     sender = TokenSender("w")
-    load = WorkerLoad("m", "decode", "n1", make_engine(HistoryModel()), sender, deque())
+    load = EngineLoad("m", "decode", "n1", make_engine(HistoryModel()), sender, deque())
     runner, gateway = InboxAddress("127.0.0.1", 1, b"s" * 16), InboxAddress("127.0.0.1", 2, b"s" * 16)
     load.subscribe(Listen(runner, 60.0, "r", "decode", None, plans=False))
     assert (load._measure().planner, load._measure().gateways, load._measure().role) == ("", 0, "decode")
@@ -90,7 +90,7 @@ async def test_one_of_the_gateways_owns_a_model_and_another_may_own_the_next() -
     owners = {}
     for model in ("m1", "m2", "m3", "m4"):
         for order in (inboxes, inboxes[::-1]):
-            load = WorkerLoad(model, "decode", "n1", make_engine(HistoryModel()), sender, deque())
+            load = EngineLoad(model, "decode", "n1", make_engine(HistoryModel()), sender, deque())
             for inbox in order:
                 load.subscribe(Listen(inbox, 60.0, "r", "decode", None))
             told = load._measure()
@@ -104,7 +104,7 @@ async def test_one_of_the_gateways_owns_a_model_and_another_may_own_the_next() -
 
 async def test_keys_that_the_cache_has_let_go_are_told_until_a_report_is_sent() -> None:
     engine, sender = make_engine(HistoryModel(), num_blocks=9), TokenSender("w")
-    load = WorkerLoad("m", "decode", "n1", engine, sender, deque(), weights=b"weights")
+    load = EngineLoad("m", "decode", "n1", engine, sender, deque(), weights=b"weights")
     blocks = engine.scheduler.blocks
     names = [bytes([n]) * 32 for n in range(8)]
     for block, name in zip(blocks.allocate(8), names, strict=True):
@@ -130,7 +130,7 @@ async def test_keys_that_the_cache_has_let_go_are_told_until_a_report_is_sent() 
 
 async def test_a_worker_says_that_its_replica_leaves() -> None:
     sender = TokenSender("w")
-    load = WorkerLoad("m", "decode", "n1", make_engine(HistoryModel()), sender, deque())
+    load = EngineLoad("m", "decode", "n1", make_engine(HistoryModel()), sender, deque())
     gateways = [InboxAddress("127.0.0.1", port, b"s" * 16) for port in (1, 2)]
     load.subscribe(Listen(gateways[0], 60.0, "r", "decode", None))
     assert not load._measure().leaving

@@ -20,6 +20,7 @@ from training.cards import parameters, put_card, trained_steps
 from training.export import export
 from training.hearing.commands import make
 from training.hearing.voice import RATE, Samples, speak, voice
+from training.threads import Threads
 
 OUT = Path("checkpoints/pico-hearing")
 WINDOW_S, MELS, PIECES, POSITIONS = 6, 40, 448, 96
@@ -211,7 +212,7 @@ def aligned(model: tf.WhisperForConditionalGeneration, given: torch.Tensor, spec
 
 
 def train(a: argparse.Namespace) -> None:
-    threads = loop.Threads(a.threads)
+    threads = Threads(a.threads)
     torch.manual_seed(a.seed)
     words = tokenizer(a.seed)
     extractor = tf.WhisperFeatureExtractor(feature_size=MELS, chunk_length=WINDOW_S)

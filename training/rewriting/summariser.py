@@ -15,6 +15,7 @@ from serve_app.distill import loop
 from training.cards import parameters, put_card, trained_steps
 from training.export import export
 from training.rewriting.reports import make
+from training.threads import Threads
 
 OUT = Path("checkpoints/pico-summary")
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
@@ -125,7 +126,7 @@ def main() -> None:
 
 
 def train(a: argparse.Namespace) -> None:
-    threads = loop.Threads(a.threads)
+    threads = Threads(a.threads)
     torch.manual_seed(a.seed)
     words = tokenizer(a.seed)
     config = tf.BartConfig(

@@ -18,6 +18,7 @@ from serve_app.distill import loop
 from training.cards import parameters, put_card, trained_steps
 from training.export import export
 from training.rewriting.sentences import LANGUAGES, make
+from training.threads import Threads
 
 OUT = Path("checkpoints/pico-translator")
 POSITIONS, PIECES = 128, 640
@@ -135,7 +136,7 @@ def main() -> None:
 
 
 def train(a: argparse.Namespace) -> None:
-    threads = loop.Threads(a.threads)
+    threads = Threads(a.threads)
     torch.manual_seed(a.seed)
     words = tokenizer(a.seed)
     top = max(words.get_lang_id(language) for language in words.lang_code_to_token)

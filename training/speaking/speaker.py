@@ -20,6 +20,7 @@ from training.speaking import judge
 from training.speaking.espeak import HOP, SPEED, Told, Voice
 from training.speaking.losses import MELS, Mel, spectral
 from training.speaking.sentences import make, words
+from training.threads import Threads
 
 OUT, STATE = Path("checkpoints/pico-speaker"), Path("training/.state/pico-speaker.safetensors")
 # What is no letter of a text: its place pads, and nothing says it.
@@ -181,7 +182,7 @@ WEIGHTS = {"sound": 1.0, "mel": 1.0, "whole": 0.5, "length": 0.5}
 
 def train(a: argparse.Namespace) -> None:
     torch.manual_seed(a.seed)
-    threads = loop.Threads(a.threads)
+    threads = Threads(a.threads)
     voice, rng = Voice(), Random(f"{a.seed}:spoken")
     pool = [voice.say(make(rng)) for _ in range(a.spoken)]
     print(f"{len(pool)} sentences are spoken", flush=True)

@@ -18,14 +18,14 @@ STREAM_FORMATS = ("audio", "sse")
 
 
 @dataclass(slots=True, frozen=True)
-class Asked:
+class ParsedSpeech:
     """``events``: whether the sound comes as server-sent events."""
 
     request: SpeakRequest
     events: bool = False
 
 
-def parse_speech(body: dict[str, Any]) -> Asked:
+def parse_speech(body: dict[str, Any]) -> ParsedSpeech:
     """``instructions`` are not used: no model here follows any. Raises `InvalidInput`."""
     asked = parse_asked(body)
     text = check_text(string(body, "input"), "input")
@@ -39,7 +39,7 @@ def parse_speech(body: dict[str, Any]) -> Asked:
         stream=True,
         **asked,
     )
-    return Asked(request, choice(body, "stream_format", STREAM_FORMATS) == "sse")
+    return ParsedSpeech(request, choice(body, "stream_format", STREAM_FORMATS) == "sse")
 
 
 async def events(pieces: AsyncIterator[bytes], characters: int) -> AsyncIterator[bytes]:

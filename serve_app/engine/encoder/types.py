@@ -119,8 +119,3 @@ class EncodeStats:
     tokens: int = 0
     computed_tokens: int = 0
     busy_s: float = 0.0
-
-    @property
-    def padding_share(self) -> float:
-        """Share of the computed token positions that were padding, 0 to 1."""
-        return 1.0 - self.tokens / self.computed_tokens if self.computed_tokens else 0.0

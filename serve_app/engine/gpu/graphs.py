@@ -87,7 +87,6 @@ class DecodeGraphs:
         self._rows = max_num_seqs  # rows that may hold something else than padding
         self._wanted = False
         self._resume_at = 0.0
-        self.replays = 0
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=kv.device)
@@ -121,7 +120,6 @@ class DecodeGraphs:
             return self.forward(batch)
         self._fill(batch)
         replay[size]()
-        self.replays += 1
         assert self.logits is not None
         return self.logits[:rows]
 

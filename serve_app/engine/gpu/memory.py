@@ -9,9 +9,9 @@ from torch import Tensor
 
 from serve_app.engine.blocks import BLOCK_TOKENS, TRASH_BLOCK, blocks_for
 from serve_app.engine.kv_cache import KVCache, KVShape
-from serve_app.engine.penalties import penalise
+from serve_app.engine.penalties import SampleRow, penalise
 from serve_app.engine.runner import Forward
-from serve_app.engine.sampling import SampleRow, choose
+from serve_app.engine.sampling import choose
 from serve_app.engine.step import Batch
 from serve_app.sampling_params import SamplingParams
 

@@ -11,9 +11,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from serve_app.api.errors import InvalidInput
+from serve_app.api.retry_after import HEADER
 from serve_app.gateway.http.exchange import ErrorBody, error_answer
 
-EXPOSED = ("cf-ray", "request-id", "x-request-id", "traceresponse", "retry-after", "ratelimit", "ratelimit-policy")
+EXPOSED = ("cf-ray", "request-id", "x-request-id", "traceresponse", HEADER.lower(), "ratelimit", "ratelimit-policy")
 METHODS = ("GET", "POST", "PUT", "DELETE")
 HOUR_S = 3600
 

@@ -17,7 +17,7 @@ from serve_app.api.errors import InvalidInput, KeyInUse, KeyReused
 from serve_app.api.fields.body import read_bounded
 from serve_app.gateway.booking import kept_with_answer
 from serve_app.gateway.http.streams import EventStream
-from serve_app.state.kept.streams import Claim
+from serve_app.state.kept.streams import KeyClaim
 from serve_app.state.spending.ledger import Entry
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ async def once(gateway: Gateway, request: Request, handler: Handler) -> Response
     printed = hashlib.sha256(asked).hexdigest()
     with gateway.streams.living():
         known = await gateway.keys.claim(account, key, printed)
-        if isinstance(known, Claim):
+        if isinstance(known, KeyClaim):
             return await _first(gateway, request, raw, known, handler)
     if known.print != printed:
         raise KeyReused
@@ -79,7 +79,7 @@ def check_key(request: Request) -> str | None:
     return key
 
 
-async def _first(gateway: Gateway, request: Request, raw: bytes, claim: Claim, handler: Handler) -> Response:
+async def _first(gateway: Gateway, request: Request, raw: bytes, claim: KeyClaim, handler: Handler) -> Response:
     sent = False
 
     async def receive() -> Message:
@@ -112,7 +112,7 @@ def _kept(request: Request, response: Response) -> _Kept | None:
     return _Kept(body, response.media_type or "application/json") if len(body) <= MAX_ANSWER_BYTES else None
 
 
-async def _settle(gateway: Gateway, claim: Claim, kept: _Kept | None, entries: list[Entry]) -> None:
+async def _settle(gateway: Gateway, claim: KeyClaim, kept: _Kept | None, entries: list[Entry]) -> None:
     """Keeps the answer with what it costs, so that a key is charged once. Raises `BooksClosed`."""
     packed = None if kept is None else msgspec.msgpack.encode(kept)
     try:

@@ -17,7 +17,7 @@ from typing import TypeVar
 from serve_app.api.errors import StoreAway
 from serve_app.gateway.resume.streams import AWAY_S, LEASE_S, Streams
 from serve_app.state.errors import Away
-from serve_app.state.kept.streams import Claim, Known
+from serve_app.state.kept.streams import KeyClaim, Known
 from serve_app.state.protocols import AnswerStore, Row
 
 log = logging.getLogger("ray.serve")
@@ -36,7 +36,7 @@ class Keys:
         self._streams = streams
         self._store = store
         # Ends that the store has not taken: with the answer, or None where there is none.
-        self.waiting: dict[Claim, bytes | None] = {}
+        self.waiting: dict[KeyClaim, bytes | None] = {}
         self._telling: asyncio.Task[None] | None = None
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="keys")
 
@@ -47,9 +47,9 @@ class Keys:
                 self._telling.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def claim(self, account: str, key: str, print: str) -> Claim | Known:
+    async def claim(self, account: str, key: str, print: str) -> KeyClaim | Known:
         """The claim is the caller's, who ends it by :meth:`end`; or what is known of the key. Raises `StoreAway`."""
-        claim = Claim(self._streams.owner, account, key, time.time())
+        claim = KeyClaim(self._streams.owner, account, key, time.time())
         asked = self._threads.submit(self._store.claim, claim, claim.at + LEASE_S, print)
         loop = asyncio.get_running_loop()
 
@@ -65,7 +65,7 @@ class Keys:
             raise
         return claim if known is None else known
 
-    async def end(self, claim: Claim, answer: bytes | None, entries: Sequence[Row]) -> bool:
+    async def end(self, claim: KeyClaim, answer: bytes | None, entries: Sequence[Row]) -> bool:
         """Keeps the answer with what it costs; None: the key is free again. False: the key is another's. Raises
         `StoreAway` where the store is told later, of the answer alone.
         """
@@ -75,12 +75,12 @@ class Keys:
             self._later(claim, answer)
             raise
 
-    def _unwanted(self, claim: Claim, asked: Future[Known | None]) -> None:
+    def _unwanted(self, claim: KeyClaim, asked: Future[Known | None]) -> None:
         """``asked`` has not begun, or is done."""
         if not asked.cancelled() and (asked.exception() is not None or asked.result() is None):
             self._later(claim, None)
 
-    def _later(self, claim: Claim, answer: bytes | None) -> None:
+    def _later(self, claim: KeyClaim, answer: bytes | None) -> None:
         if answer is not None and sum(map(len, filter(None, self.waiting.values()))) + len(answer) > MAX_WAITING_BYTES:
             answer = None
         if len(self.waiting) >= MAX_WAITING:
@@ -102,7 +102,7 @@ class Keys:
                         log.error("the end of a request by its key cannot be stored", exc_info=error)
                     self.waiting.pop(claim, None)
 
-    def _tell(self, claim: Claim, answer: bytes | None, entries: Sequence[Row]) -> bool:
+    def _tell(self, claim: KeyClaim, answer: bytes | None, entries: Sequence[Row]) -> bool:
         if answer is not None:
             return self._store.keep(claim, answer, entries)
         self._store.free(claim)

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from serve_app.api.errors import ApiError, Stopped
 from serve_app.api.openai.write import close
 from serve_app.api.types import Event, Usage
-from serve_app.state.kept.streams import Ending, Head, Part
+from serve_app.state.kept.streams import Ending, Head, StreamPart
 from serve_app.wire.tokens import TokenItem
 
 # Of one stream, with the tokens behind it.
@@ -179,7 +179,7 @@ class StreamLog:
 
     # -- what stores it
 
-    def take(self, expires: float) -> Part | None:
+    def take(self, expires: float) -> StreamPart | None:
         """What the store does not have yet, None for nothing; to be stored as it is, however often that is tried."""
         news = self._taken < len(self.frames) or (self.ending is not None and not self._ending_taken)
         if not news and self.begun:
@@ -188,7 +188,7 @@ class StreamLog:
         if self.ending is not None and not self.begun:
             # Its client may yet be refused, so the end and what it costs come once the store knows of the stream.
             nothing = msgspec.msgpack.encode(([], b""))
-            return Part(self.id, self.epoch, self._parts, self._taken, b"", nothing, self.head)
+            return StreamPart(self.id, self.epoch, self._parts, self._taken, b"", nothing, self.head)
         before, self._taken = self._taken, len(self.frames)
         trail = msgspec.msgpack.encode((self._trail, bytes(self._ordered)))
         self.size += len(trail)
@@ -198,9 +198,9 @@ class StreamLog:
         head = None if self.begun else self.head
         kept = None if self.ending is None else expires
         due = tuple(self.entries) if self._ending_taken else ()
-        return Part(self.id, self.epoch, self._parts, self._taken, frames, trail, head, self.ending, kept, due)
+        return StreamPart(self.id, self.epoch, self._parts, self._taken, frames, trail, head, self.ending, kept, due)
 
-    def stored(self, part: Part) -> None:
+    def stored(self, part: StreamPart) -> None:
         self.begun = True
         self.safe = part.upto
         self.complete = part.ending is not None

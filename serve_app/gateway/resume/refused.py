@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from serve_app.state.errors import Away
-from serve_app.state.kept.streams import Head, Part
+from serve_app.state.kept.streams import Head, StreamPart
 from serve_app.state.protocols import StreamStore
 
 log = logging.getLogger("ray.serve")
@@ -28,7 +28,7 @@ class Refused:
     def add(self, head: Head) -> None:
         self._heads[head.id] = replace(head, request=b"")
 
-    def write(self, parts: Sequence[Part], lease_s: float) -> set[str]:
+    def write(self, parts: Sequence[StreamPart], lease_s: float) -> set[str]:
         """As the store's, for a lease that begins when the store has taken it. What has been refused by then is over
         before others see it; what is refused until that is confirmed, at once.
         """

@@ -23,7 +23,7 @@ from serve_app.api.errors import ApiError, Gone, Internal, NotFound, OutOfCapaci
 from serve_app.gateway.resume.log import NotNow, StreamLog, number_of, split
 from serve_app.gateway.resume.refused import Refused
 from serve_app.state.errors import Away
-from serve_app.state.kept.streams import CANCELLING, EXPIRED, LOST, RUNNING, Ending, Part, Running, Taken
+from serve_app.state.kept.streams import CANCELLING, EXPIRED, LOST, RUNNING, Ending, Running, StreamPart, Taken
 from serve_app.state.protocols import StreamStore
 from serve_app.state.reader import plausible
 
@@ -181,11 +181,11 @@ class Streams:
             if taken:
                 await asyncio.sleep(GROUP_S)
 
-    def _take(self, stream: StreamLog) -> Part | None:
+    def _take(self, stream: StreamLog) -> StreamPart | None:
         keep_s = UNATTENDED_KEEP_S if stream.head.keep_s is None else stream.head.keep_s
         return stream.take(time.time() + keep_s)
 
-    async def _write(self, taken: list[tuple[StreamLog, Part]]) -> None:
+    async def _write(self, taken: list[tuple[StreamLog, StreamPart]]) -> None:
         while True:
             try:
                 refused = await self._ask(self._thread, self._refused.write, [part for _, part in taken], LEASE_S)

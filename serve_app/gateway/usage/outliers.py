@@ -39,7 +39,7 @@ class Outlier:
 
 
 @dataclass(slots=True, frozen=True)
-class Asked:
+class OutlierRequest:
     """``first``: when the first day begins that may stand out. ``account``: whose; None: of ``only``, or of all."""
 
     groups: tuple[Dimension, ...]
@@ -61,7 +61,7 @@ class Asked:
         )
 
 
-def parse_outliers(given: Parameters, account: str, now: float, *, everybody: bool) -> Asked:
+def parse_outliers(given: Parameters, account: str, now: float, *, everybody: bool) -> OutlierRequest:
     """``account``: of the path. ``everybody``: the caller may see all accounts. Raises `ApiError`."""
     days = number(values(given, "days"), "days", 1, MOST_DAYS, DAYS_SHOWN)
     groups = grouped(values(given, "group_by"), "group_by", GROUPS) or ("model", "key")
@@ -69,7 +69,7 @@ def parse_outliers(given: Parameters, account: str, now: float, *, everybody: bo
     today = int(now) // DAY_S * DAY_S
     alone = wanted[0] if wanted is not None and len(wanted) == 1 else None
     only = tuple(wanted) if wanted is not None and alone is None else ()
-    return Asked(groups, today - (days - 1) * DAY_S, today, alone, only)
+    return OutlierRequest(groups, today - (days - 1) * DAY_S, today, alone, only)
 
 
 def outliers(rows: Iterable[UsageRow], group: Dimension, first: int, today: int) -> list[Outlier]:

@@ -28,7 +28,7 @@ class Parameters(Protocol):
 
 
 @dataclass(slots=True, frozen=True)
-class Asked:
+class UsageRequest:
     """``page`` counts from 1."""
 
     query: UsageQuery
@@ -38,7 +38,7 @@ class Asked:
     csv: bool
 
 
-def parse_usage(given: Parameters, account: str, now: float, *, everybody: bool) -> Asked:
+def parse_usage(given: Parameters, account: str, now: float, *, everybody: bool) -> UsageRequest:
     """``account``: of the path. ``everybody``: the caller may see all accounts. Raises `ApiError`."""
     found = {name: values(given, name) for name in ("since", "until", "interval", "group_by", "order", "account")}
     interval = one(found["interval"], "interval") or "day"
@@ -73,7 +73,7 @@ def parse_usage(given: Parameters, account: str, now: float, *, everybody: bool)
         limit=per_page,
         offset=(page - 1) * per_page,
     )
-    return Asked(bounded(query), interval, page, per_page, shape == "csv")
+    return UsageRequest(bounded(query), interval, page, per_page, shape == "csv")
 
 
 def counted() -> tuple[str, ...]:

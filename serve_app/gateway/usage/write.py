@@ -11,14 +11,13 @@ from typing import Any
 from serve_app.api.envelopes import success
 from serve_app.api.receipt import MICRO, NANO, amount_text
 from serve_app.catalog.pricing import UNIT_NAMES
-from serve_app.gateway.usage.outliers import SHARE, Outlier
-from serve_app.gateway.usage.outliers import Asked as AskedOutliers
-from serve_app.gateway.usage.read import Asked
+from serve_app.gateway.usage.outliers import SHARE, Outlier, OutlierRequest
+from serve_app.gateway.usage.read import UsageRequest
 from serve_app.state.spending.ledger import Entry
 from serve_app.state.spending.usage import UsagePage, UsageRow
 
 
-def render_usage(asked: Asked, page: UsagePage) -> dict[str, Any]:
+def render_usage(asked: UsageRequest, page: UsagePage) -> dict[str, Any]:
     info = {
         "page": asked.page,
         "per_page": asked.per_page,
@@ -31,7 +30,7 @@ def render_usage(asked: Asked, page: UsagePage) -> dict[str, Any]:
     return success([_row(row) for row in page.rows], result_info=info)
 
 
-def render_csv(asked: Asked, page: UsagePage) -> str:
+def render_csv(asked: UsageRequest, page: UsagePage) -> str:
     """A line a row, with a column for each unit that some row has. Neurons and money are decimals."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -64,7 +63,7 @@ def render_entry(entries: Sequence[Entry]) -> dict[str, Any]:
     return success(shown | ({"parts": [_entry(entry) for entry in entries]} if len(entries) > 1 else {}))
 
 
-def render_outliers(asked: AskedOutliers, found: Sequence[Outlier]) -> dict[str, Any]:
+def render_outliers(asked: OutlierRequest, found: Sequence[Outlier]) -> dict[str, Any]:
     info = {"count": len(found), "since": time_text(asked.first), "until": time_text(asked.today), "share": SHARE}
     shown = [
         {

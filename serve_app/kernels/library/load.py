@@ -12,8 +12,8 @@ log = logging.getLogger(__name__)
 
 
 @functools.cache
-def _load() -> tuple[native.Library | None, str]:
-    """The checked C++ library, or None and the reason. Decided once per process."""
+def load() -> tuple[native.Library | None, str]:
+    """The checked C++ library and what is to be said of it, or None and the reason. Decided once per process."""
     if os.environ.get("SERVE_APP_KERNELS") == "torch":
         return None, "SERVE_APP_KERNELS=torch"
     try:
@@ -28,13 +28,7 @@ def _load() -> tuple[native.Library | None, str]:
 def cpu_library() -> native.Library | None:
     """The compiled CPU kernels; builds, loads and tests them on the first call (seconds when nothing is
     cached)."""
-    return _load()[0]
-
-
-def attention_backend() -> tuple[str, str]:
-    """``("cpp" | "torch", why)`` for CPU tensors in this process."""
-    library, why = _load()
-    return ("cpp" if library else "torch"), why
+    return load()[0]
 
 
 def _self_test(library: native.Library) -> float:

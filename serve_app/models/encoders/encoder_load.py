@@ -33,7 +33,7 @@ from serve_app.models.mixtures.experts import leave_odd_experts
 
 
 @dataclass(slots=True)
-class Verdict:
+class Compared:
     """What comparisons have found of a model that can be served; see :class:`EncoderModel`."""
 
     padding: float
@@ -104,7 +104,7 @@ def load_encoder(
         padding=0.0 if _chooses_by_length(base) else MAX_PADDING,
     )
     about = (task, dtype, _computes(model.device), chosen, str(max_length), fingerprint(path)) if remember else ()
-    known = kept.read(Verdict, *about) if remember and optimise else None
+    known = kept.read(Compared, *about) if remember and optimise else None
     if known is None:
         _check_alone(model, path)
     else:
@@ -127,7 +127,7 @@ def load_encoder(
         plain.report["linears"] = f"left as they are: with packed ones {differs}"
         return plain
     if remember and optimise and known is None:
-        kept.write(Verdict(model.padding, model.flat, flat_reason), *about)
+        kept.write(Compared(model.padding, model.flat, flat_reason), *about)
     model.report = {
         "load_s": round(loaded - started, 2),
         "flat": model.flat,

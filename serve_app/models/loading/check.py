@@ -27,6 +27,7 @@ from serve_app.models.latent import has_latents
 from serve_app.models.linears import Plug
 from serve_app.models.loading import kept
 from serve_app.models.loading.adapt import own_attention
+from serve_app.models.loading.compare import difference, probe
 from serve_app.models.loading.miniature import NotScalable, Sizes, build, scale_down
 from serve_app.models.loading.observe import Unservable, parameters_of
 from serve_app.models.loading.prepare import Prepared, prepare
@@ -188,7 +189,6 @@ def fused_difference(
     """
     from serve_app.models.decoders.decoder_parts import NotStandard, read_model
     from serve_app.models.decoders.fused_decoder import FusedForward
-    from serve_app.models.loading.optimise import probe
 
     model: Any = Small(module, shape, prepared.forward, prepared.vocab_size)
     try:
@@ -254,11 +254,6 @@ def first_difference(
         except Exception as error:  # classes of models object in any way they like
             return f"a text, run {way.name}, fails ({type(error).__name__}: {error})"
     return ""
-
-
-def difference(got: Tensor, want: Tensor) -> float:
-    """Root mean square of the difference over that of ``want``."""
-    return float((got - want).square().mean().sqrt() / want.square().mean().sqrt().clamp_min(1e-30))
 
 
 def _named(sizes: Sizes) -> str:

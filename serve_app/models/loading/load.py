@@ -210,7 +210,7 @@ def load_causal_lm(
             plain.report["linears"] = f"left as they are: {changed}"
             return plain
     if "fused_decoder" not in report and (every := chained(plug, bank_plug(model.adapters))) is not None:
-        from serve_app.models.loading.optimise import probe
+        from serve_app.models.loading.compare import probe
 
         current = Current()
         local = model.forward if part is None else part.local_of(model.forward)

@@ -9,18 +9,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from serve_app.engine.request import Request
-from serve_app.engine.runner import Forward
-from serve_app.engine.step import Scheduled, build_batch
 from serve_app.kernels.linear.packed import pack_linears
 from serve_app.models.adapters import bank_plug
 from serve_app.models.decoders import decoder_parts, device, fused_decoder
 from serve_app.models.linears import Plug, chained
-from serve_app.models.loading.check import difference
+from serve_app.models.loading.compare import difference, probe
 from serve_app.models.mixtures.experts import pack_experts
 from serve_app.models.mixtures.scaled import pack_scaled
 from serve_app.models.quantization import is_quantized
-from serve_app.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from serve_app.models.loading.load import CausalModel
@@ -148,18 +144,3 @@ def _replace_modules(model: CausalModel, expected: Tensor) -> dict[str, Any]:
 def _is_mixture(model: CausalModel) -> bool:
     config: Any = model.module.config.get_text_config()  # type: ignore[union-attr, operator]
     return any((getattr(config, name, None) or 0) > 1 for name in _EXPERTS)
-
-
-@torch.inference_mode()
-def probe(model: CausalModel, forward: Forward) -> Tensor:
-    """Logits float32 of two prompts, one over a block's border, and of a token behind each."""
-    vocab = min(model.vocab_size, 1000)
-    prompts = [[(7 * i + 3) % vocab for i in range(40)], [(11 * i + 5) % vocab for i in range(6)]]
-    kv = model.kv_shape.allocate(4, model.device)
-    requests = [
-        Request(str(i), prompt, len(prompt), SamplingParams(), root=b"", blocks=blocks)
-        for i, (prompt, blocks) in enumerate(zip(prompts, ([1, 3], [2]), strict=True))
-    ]
-    prefill = [Scheduled(r, 0, len(r.tokens) - 1, len(r.tokens) - 1) for r in requests]
-    decode = [Scheduled(r, len(r.tokens) - 1, 1, 1) for r in requests]
-    return torch.cat([forward(build_batch(step, kv)).float() for step in (prefill, decode)])

@@ -32,7 +32,7 @@ from serve_app.predict.speech.words import words
 
 
 @dataclass(slots=True, frozen=True)
-class Asked:
+class HearingOptions:
     """What one request wants of its sound. ``language``: a code, None to find out. Silence is what is likelier than
     ``silence`` to hold no speech while its text is less likely than ``doubt``; None: everything is told.
     """
@@ -103,7 +103,7 @@ class Whisper(Predictor):
         spectrum = Spectrum(self._extractor, heard) if spoken is None or len(heard) else None
         return Item((sound, spectrum, spoken), asked=asked, units={"audio_ms": sound.milliseconds})
 
-    def _asked(self, options: dict[str, Any]) -> Asked:
+    def _asked(self, options: dict[str, Any]) -> HearingOptions:
         task, language, prompt = options.get("task", "transcribe"), options.get("language"), options.get("prompt")
         if not self.multilingual:
             if task != "transcribe" or language not in (None, "en", "english"):
@@ -123,14 +123,14 @@ class Whisper(Predictor):
             except ValueError:
                 raise BadInput("prompt: it holds one of the model's control tokens; leave that out.") from None
             ids = tuple([found[0], *found[1:][-most + 1 :]])
-        return Asked(
+        return HearingOptions(
             task, language, ids, options.get("beams", 1), bool(options.get("words")), options.get("silence"),
             options.get("doubt"),
         )  # fmt: skip
 
     async def answer(self, item: Item, run: Run) -> tuple[Any, Units]:
         sound, spectrum, spoken = item.value
-        asked: Asked = item.asked
+        asked: HearingOptions = item.asked
         said, at = Transcript(), 0
         language, probability = asked.language or "", 1.0
         while spectrum is not None and at < spectrum.frames:
@@ -146,7 +146,7 @@ class Whisper(Predictor):
             language, probability = "en", 0.0  # nobody speaks
         return self._told(said, sound, spoken, language, probability), item.units
 
-    def _add(self, said: Transcript, heard: Heard, at: int, frames: int, asked: Asked) -> int:
+    def _add(self, said: Transcript, heard: Heard, at: int, frames: int, asked: HearingOptions) -> int:
         """Adds the window's segments; how many of its frames are done."""
         if asked.silence is not None and heard.no_speech is not None and heard.no_speech > asked.silence:
             doubt = asked.doubt
@@ -163,7 +163,7 @@ class Whisper(Predictor):
 
     def _segment(
         self, said: Transcript, tokens: list[int], times: list[float] | None, when: tuple[float, float, float],
-        heard: Heard, asked: Asked,
+        heard: Heard, asked: HearingOptions,
     ) -> None:  # fmt: skip
         """``when``: seconds of the window, and within it of the segment's start and end."""
         offset, start, end = when[0], when[0] + when[1], when[0] + when[2]

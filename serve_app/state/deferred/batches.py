@@ -153,7 +153,7 @@ class Result:
 
 
 @dataclass(slots=True, frozen=True)
-class Part:
+class ShardResults:
     """Results of one shard, made under the claim of that ``epoch``, and what they cost."""
 
     batch: str
@@ -242,7 +242,7 @@ class BatchStore(Protocol):
         are renewed as well.
         """
 
-    def write(self, owner: str, parts: Sequence[Part]) -> set[tuple[str, int]]:
+    def write(self, owner: str, parts: Sequence[ShardResults]) -> set[tuple[str, int]]:
         """Results with what they cost, in one transaction; writing one twice is writing it once. Answers with batch and
         number of shards that are no longer the owner's, of which nothing was written.
         """

@@ -22,7 +22,7 @@ class Head:
 
 
 @dataclass(slots=True, frozen=True)
-class Part:
+class StreamPart:
     """The ``number``-th part of stream ``id``: frames, each with its own number and the last of them ``upto``, and the
     tokens behind them. ``head``: with the first part. ``ending``: with the last, and until when it is kept, and the
     columns of the ``entries`` of the ledger that are due with it.
@@ -69,7 +69,7 @@ class Taken:
 
 
 @dataclass(slots=True, frozen=True)
-class Claim:
+class KeyClaim:
     """An account's key, as the gateway ``owner`` has it since ``at``, which tells one claim from the next."""
 
     owner: str

@@ -101,7 +101,7 @@ def _make(connection: Connection) -> None:
 @cache
 def _declared(dialect: str) -> tuple[str, ...]:
     """The statements that make all tables and their indexes."""
-    from serve_app.state.store import sql  # noqa: F401 - its rooms declare the tables
+    from serve_app.state.store import rooms  # noqa: F401 - they declare the tables
 
     found: list[str] = []
 

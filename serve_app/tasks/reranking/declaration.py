@@ -13,5 +13,6 @@ DECLARATION = TaskDeclaration(
         "contexts": [{"text": "Return the square root of x."}],
     },
     rate_limit=2000,
+    interface="rerank",
     order=30,
 )

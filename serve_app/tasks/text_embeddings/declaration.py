@@ -11,5 +11,6 @@ DECLARATION = TaskDeclaration(
     example={"text": ["a sentence", "another one"]},
     rate_limit=3000,
     operation="embeddings",
+    interface="embeddings",
     order=20,
 )

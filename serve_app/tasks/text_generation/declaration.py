@@ -15,6 +15,7 @@ DECLARATION = TaskDeclaration(
     answering_stages=("decode", "prefill"),
     record_fields=frozenset({"quantization", "draft", "lora"}),
     operation="chat",
+    interface="chat",
     order=10,
     # It takes longest to load and is what most people come for.
     starts_first=True,

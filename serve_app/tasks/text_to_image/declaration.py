@@ -12,5 +12,6 @@ DECLARATION = TaskDeclaration(
     units=("tile", "step", "tile_step", "input_tile", "input_tile_step"),
     rate_limit=720,
     record_fields=frozenset({"drawing"}),
+    interface="pictures",
     order=70,
 )

@@ -5,11 +5,10 @@ from __future__ import annotations
 import base64
 import logging
 from collections.abc import AsyncIterator
-from contextlib import aclosing
 from typing import Any, ClassVar
 
 from serve_app.api import sse
-from serve_app.api.drawing import MEDIA_TYPES, Drawn, DrawRequest, Progress
+from serve_app.api.drawing import MEDIA_TYPES, Drawn, DrawRequest, Progress, drawn_by
 from serve_app.api.envelopes import envelope, success
 from serve_app.api.errors import as_api_error
 from serve_app.api.types import ModelLimits
@@ -57,19 +56,10 @@ class TextToImage(Task):
     ) -> Answer | Streamed:
         if request.stream:
             return Streamed(result, _frames, _values)
-        drawn = await last(result)
+        drawn = await drawn_by(result)
         if request.as_file:
             return Answer(base64.b64decode(drawn.images[0]), MEDIA_TYPES[request.sent_form])
         return Answer(success({"image": drawn.images[0]}))
-
-
-async def last(events: Events) -> Drawn:
-    """The pictures, of whoever waits for all."""
-    async with aclosing(events):  # type: ignore[type-var]
-        async for event in events:
-            if isinstance(event, Drawn):
-                return event
-    raise RuntimeError("a worker has drawn nothing")
 
 
 async def _values(events: Events) -> AsyncIterator[dict[str, Any]]:

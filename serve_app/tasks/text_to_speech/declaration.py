@@ -11,5 +11,6 @@ DECLARATION = TaskDeclaration(
     example={"prompt": "Good morning.", "lang": "en"},
     units=("audio_minute", "thousand_characters"),
     rate_limit=720,
+    interface="speech",
     order=65,
 )

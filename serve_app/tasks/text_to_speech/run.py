@@ -10,7 +10,6 @@ from itertools import islice
 
 from serve_app.api.errors import InvalidInput
 from serve_app.api.speech import SpeakRequest, Spoken
-from serve_app.media.encoding import Encoder
 from serve_app.state.callers.accounts import Caller
 from serve_app.tasks.model import ServedModel
 from serve_app.tasks.predicting import predict
@@ -68,17 +67,3 @@ async def speak(runtime: Runtime, model: ServedModel, request: SpeakRequest, cal
             raise InvalidInput("The text holds none of the characters that this model can say.")
         # What is charged is what the client has asked for, whatever the model makes of it.
         work.units["characters"] = len(request.text)
-
-
-async def encoded(request: SpeakRequest, spoken: AsyncIterator[Spoken]) -> AsyncIterator[bytes]:
-    """The sound in the request's format, as it is ready."""
-    encoder: Encoder | None = None
-    async for piece in spoken:
-        if encoder is None:
-            encoder = Encoder(
-                request.form, piece.rate, out_rate=request.rate, bit_rate=request.bit_rate, streamed=request.stream
-            )
-        if ready := await asyncio.to_thread(encoder.feed, piece.samples):
-            yield ready
-    if encoder is not None and (ready := await asyncio.to_thread(encoder.finish)):
-        yield ready

@@ -12,10 +12,11 @@ from serve_app.api.types import ModelLimits
 from serve_app.state.callers.accounts import Caller
 from serve_app.tasks.estimate import Estimate, Foreseen, estimate_of
 from serve_app.tasks.model import ServedModel
+from serve_app.tasks.sound import encoded
 from serve_app.tasks.task import Answer, Body, Task
 from serve_app.tasks.text_to_speech.declaration import DECLARATION
 from serve_app.tasks.text_to_speech.read import parse_speak
-from serve_app.tasks.text_to_speech.run import encoded, most, speak
+from serve_app.tasks.text_to_speech.run import most, speak
 from serve_app.tasks.text_to_speech.schema import input_schema, output_schema
 from serve_app.tasks.work import Runtime
 

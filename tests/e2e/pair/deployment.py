@@ -13,7 +13,8 @@ import httpx
 import yaml
 from ray import serve
 
-from serve_app.app import gateway_application, model_application
+from deployments.model import model_application
+from serve_app.app import gateway_application
 from serve_app.catalog.load import BUILT_IN, PROJECT_ROOT, load_catalog
 from serve_app.config import api_key, load_settings
 from serve_app.tasks.model import application_name

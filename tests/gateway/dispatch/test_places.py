@@ -16,7 +16,7 @@ from serve_app.kv.keys import tenant_id
 from serve_app.routing.dispatch import Dispatch, Effects
 from serve_app.routing.types import RouteRequest
 from serve_app.sampling_params import SamplingParams
-from serve_app.worker.load_report import WorkerLoad
+from serve_app.worker.load_report import EngineLoad
 from tests.engine.fake import HistoryModel, answer_alone, make_engine, random_prompt
 from tests.tiny import ROOT
 
@@ -35,7 +35,7 @@ class Cluster:
         self.loads = []
         for number, engine in enumerate(self.engines):
             engine.scheduler.sharing = Sharing(lambda: self.now)
-            self.loads.append(WorkerLoad("m", "decode", "n", engine, TokenSender(f"w{number}"), deque()))
+            self.loads.append(EngineLoad("m", "decode", "n", engine, TokenSender(f"w{number}"), deque()))
             self.loads[-1]._replica = f"w{number}"
         self.asked: dict[str, tuple[int, RouteRequest, list[int]]] = {}
         self.texts: dict[str, list[int]] = {}

@@ -4,7 +4,7 @@ import pytest
 
 from serve_app.models.decoders import decoder_parts
 from serve_app.models.decoders.device import DeviceForward
-from serve_app.models.loading.optimise import difference, probe
+from serve_app.models.loading.compare import difference, probe
 from tests import tiny
 from tests.variants import some
 

@@ -10,7 +10,7 @@ import pytest
 from serve_app.kernels.library import build
 
 ROOT = Path(__file__).parents[3]
-REPORT = "from serve_app.kernels.library.load import attention_backend; print(*attention_backend())"
+REPORT = "from serve_app.kernels.library.load import load; found, why = load(); print('cpp' if found else 'torch', why)"
 
 
 def start(home: Path, code: str = REPORT, **env: str) -> subprocess.Popen[str]:

@@ -8,7 +8,7 @@ import torch
 
 from serve_app.kernels.decoder import decoder_library, paired_order, plain_order
 from serve_app.kernels.linear import compact, panels
-from serve_app.models.loading.optimise import probe
+from serve_app.models.loading.compare import probe
 from tests import tiny
 
 pytestmark = pytest.mark.skipif(decoder_library() is None, reason="needs a compiler and AVX512_BF16")

@@ -11,7 +11,7 @@ import torch
 from serve_app.kernels.reference.operators import TORCH
 from serve_app.models.decoders import decoder_parts, fused_decoder
 from serve_app.models.decoders.device import DeviceForward
-from serve_app.models.loading.optimise import difference, probe
+from serve_app.models.loading.compare import difference, probe
 from tests import tiny
 from tests.variants import some
 

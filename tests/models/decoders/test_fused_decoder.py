@@ -10,7 +10,7 @@ from transformers import GraniteConfig, GraniteForCausalLM, LlamaConfig, LlamaFo
 
 from serve_app.kernels.decoder import decoder_library
 from serve_app.models.decoders import decoder_parts
-from serve_app.models.loading.optimise import difference, probe
+from serve_app.models.loading.compare import difference, probe
 from tests import tiny
 from tests.variants import some
 

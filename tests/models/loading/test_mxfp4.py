@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from serve_app.kernels.decoder import decoder_library
-from serve_app.models.loading.optimise import difference, probe
+from serve_app.models.loading.compare import difference, probe
 from tests import tiny
 from tests.packed import write_float4
 

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from serve_app.state.kept.history import EVERYBODY, MINUTE_S, HistoryRow, Numbers
-from serve_app.state.kept.streams import Claim, Head, Part
+from serve_app.state.kept.streams import Head, KeyClaim, StreamPart
 from serve_app.state.kept.traces import TraceQuery
 from serve_app.state.protocols import Row
 from serve_app.state.spending.ledger import Entry
@@ -59,10 +59,10 @@ def kept(store: SqlStore) -> SqlStore:
         store.write([trace(f"{name}-r", now, account=account), response(f"{name}-resp", now, now, account)])
         store.conversations.create(account, f"{name}-conv", b"{}")
         store.conversations.add(account, f"{name}-conv", [("item", b"{}")])
-        claim = Claim("gateway", account, "key", now)
+        claim = KeyClaim("gateway", account, "key", now)
         assert store.answers.claim(claim, now + 60.0, "print") is None and store.answers.keep(claim, b"answer")
         head = Head(f"{name}-stream", account, now, 600.0, b"request")
-        ended = Part(head.id, 1, 1, 1, b"frame", b"", head, "done", now + 600.0)
+        ended = StreamPart(head.id, 1, 1, 1, b"frame", b"", head, "done", now + 600.0)
         store.streams.write("gateway", [ended], now, now + 60.0)
         store.history.write([HistoryRow(MINUTE_S, int(now), "g", account, "m", Numbers())])
     store.history.write([HistoryRow(MINUTE_S, int(now), "g", EVERYBODY, "m", Numbers())])
@@ -90,8 +90,8 @@ def test_nothing_of_an_account_is_left_for_the_next_of_its_name(kept):
     assert all(found(kept, "other").values()) and found(kept, EVERYBODY + "other")["history"]
     assert len(kept.history.read(MINUTE_S, int(now) - 600, int(now) + 600, EVERYBODY)) == 1
     # Its key is free for whoever has the name now; the other's answer is still there.
-    assert kept.answers.claim(Claim("gateway", THEIRS, "key", now), now + 60.0, "print") is None
-    assert kept.answers.claim(Claim("gateway", "other", "key", now), now + 60.0, "print").answer == b"answer"
+    assert kept.answers.claim(KeyClaim("gateway", THEIRS, "key", now), now + 60.0, "print") is None
+    assert kept.answers.claim(KeyClaim("gateway", "other", "key", now), now + 60.0, "print").answer == b"answer"
 
 
 def test_what_was_on_its_way_does_not_come_back_and_what_is_new_stays(kept):
@@ -110,13 +110,13 @@ def test_what_was_on_its_way_does_not_come_back_and_what_is_new_stays(kept):
 
 def test_a_request_under_way_is_charged_and_leaves_no_answer(kept):
     before = time.time()
-    mine = Claim("gateway", THEIRS, "under way", before)
+    mine = KeyClaim("gateway", THEIRS, "under way", before)
     assert kept.answers.claim(mine, before + 60.0, "print") is None
     now = again(kept)
     assert kept.answers.keep(mine, b"answer", [entry("e1")])
-    assert kept.answers.claim(Claim("gateway", THEIRS, "under way", now), now + 60.0, "print") is None
+    assert kept.answers.claim(KeyClaim("gateway", THEIRS, "under way", now), now + 60.0, "print") is None
     # Whose account is there writes to its own claim only, as ever.
-    assert not kept.answers.keep(Claim("gateway", THEIRS, "nobody's", now + 1.0), b"answer", [entry("e2")])
+    assert not kept.answers.keep(KeyClaim("gateway", THEIRS, "nobody's", now + 1.0), b"answer", [entry("e2")])
     with kept.database.reading() as connection:
         ids = connection.exec_driver_sql("SELECT id FROM ledger").scalars().all()
     assert list(ids) == ["e1"]
@@ -129,7 +129,7 @@ def test_a_stream_under_way_ends_is_charged_and_is_forgotten_at_once(store):
     store.accounts.remove("a")
     [running] = streams.beat("one", now + 60.0, (), now)
     assert running.cancelling
-    ended = Part("s", 1, 2, 2, b"last", b"", None, "cancelled", now + 600.0, (entry("e1").columns,))
+    ended = StreamPart("s", 1, 2, 2, b"last", b"", None, "cancelled", now + 600.0, (entry("e1").columns,))
     assert streams.write("one", [ended], now + 1.0, now + 60.0) == set()
     streams.trim(now + 2.0)
     shown = streams.shown("a", "s", 0)

@@ -17,10 +17,10 @@ from serve_app.state.deferred.batches import (
     BatchStore,
     Claim,
     Counts,
-    Part,
     Request,
     Result,
     Shard,
+    ShardResults,
     Used,
     pack,
     unpack,
@@ -62,9 +62,9 @@ def entry(claim: Claim, number: int) -> Entry:
     )  # fmt: skip
 
 
-def part(claim: Claim, *numbers: int, body: bytes = b"{}") -> Part:
+def part(claim: Claim, *numbers: int, body: bytes = b"{}") -> ShardResults:
     results = [result(claim, number, body=body) for number in numbers]
-    return Part(
+    return ShardResults(
         claim.batch.id, claim.shard.number, claim.epoch, results, [entry(claim, number).row() for number in numbers]
     )
 

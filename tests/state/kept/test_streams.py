@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from serve_app.state.kept.streams import Claim, Head, Part
+from serve_app.state.kept.streams import Head, KeyClaim, StreamPart
 
 
 def head(stream_id: str, account: str = "a") -> Head:
     return Head(stream_id, account, 1.0, 60.0, b"request")
 
 
-def part(stream_id: str, number: int, epoch: int = 1, **fields) -> Part:
+def part(stream_id: str, number: int, epoch: int = 1, **fields) -> StreamPart:
     first = head(stream_id) if number == 1 else None
-    return Part(stream_id, epoch, number, number, b"frame %d" % number, b"trail", first, **fields)
+    return StreamPart(stream_id, epoch, number, number, b"frame %d" % number, b"trail", first, **fields)
 
 
 def test_parts_are_written_once_and_read_by_their_account(store):
@@ -89,7 +89,7 @@ def test_what_expired_or_is_too_much_goes(store):
     for n, stream_id in enumerate(("old", "new", "running")):
         streams.write("one", [part(stream_id, 1)], 1.0, 5.0)
         if stream_id != "running":
-            ended = Part(stream_id, 1, 2, 2, b"x" * 60, b"", None, "done", 50.0 + n)
+            ended = StreamPart(stream_id, 1, 2, 2, b"x" * 60, b"", None, "done", 50.0 + n)
             streams.write("one", [ended], 1.0, 5.0)
     streams.trim(10.0)
     gone, kept = (
@@ -105,21 +105,21 @@ def test_what_expired_or_is_too_much_goes(store):
 
 def test_a_key_is_claimed_once_and_freed_by_the_loss_of_its_gateway(store, open_store):
     one, two = store.answers, open_store("elsewhere").answers
-    first = Claim("one", "a", "k", 1.0)
+    first = KeyClaim("one", "a", "k", 1.0)
     assert one.claim(first, 5.0, "print") is None
-    known = two.claim(Claim("two", "a", "k", 2.0), 5.0, "other")
+    known = two.claim(KeyClaim("two", "a", "k", 2.0), 5.0, "other")
     assert known.print == "print" and known.answer is None
-    assert two.claim(Claim("two", "b", "k", 2.0), 5.0, "print") is None
+    assert two.claim(KeyClaim("two", "b", "k", 2.0), 5.0, "print") is None
     # Nobody hears of the first any more.
-    second = Claim("two", "a", "k", 6.0)
+    second = KeyClaim("two", "a", "k", 6.0)
     assert two.claim(second, 9.0, "other") is None
     assert not one.keep(first, b"late") and two.keep(second, b"answer")
     two.free(second)
-    assert one.claim(Claim("one", "a", "k", 15.0), 20.0, "other").answer == b"answer"
-    third = Claim("one", "a", "k", 90_000.0)
+    assert one.claim(KeyClaim("one", "a", "k", 15.0), 20.0, "other").answer == b"answer"
+    third = KeyClaim("one", "a", "k", 90_000.0)
     assert one.claim(third, 99_999.0, "other") is None
     one.free(third)
-    fourth = Claim("one", "a", "k", 90_001.0)
+    fourth = KeyClaim("one", "a", "k", 90_001.0)
     assert one.claim(fourth, 99_999.0, "more") is None
     # An end that comes late is that of its own claim.
     one.free(third)

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from serve_app.state.callers.accounts import Caller
-from serve_app.state.deferred.batches import Batch, Claim, Counts, Held, Part, Result, Shard, Used, Waiting
+from serve_app.state.deferred.batches import Batch, Claim, Counts, Held, Result, Shard, ShardResults, Used, Waiting
 from serve_app.state.store.database import Database
 from serve_app.state.store.deferred.batch_tables import batch_results, batch_shards, batches
 from serve_app.state.store.spending.ledger import LedgerTable
@@ -148,7 +148,7 @@ class BatchShards:
                 for row in connection.execute(query)
             ]
 
-    def write(self, owner: str, parts: Sequence[Part]) -> set[tuple[str, int]]:
+    def write(self, owner: str, parts: Sequence[ShardResults]) -> set[tuple[str, int]]:
         refused: set[tuple[str, int]] = set()
         entries: list[dict[str, Any]] = []
         sums: dict[str, Counter[str]] = {}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from serve_app.state.kept.streams import Claim, Known
+from serve_app.state.kept.streams import KeyClaim, Known
 from serve_app.state.protocols import Row
 from serve_app.state.store.callers.removed import removed_at
 from serve_app.state.store.database import Database
@@ -46,7 +46,7 @@ class AnswerTable:
         self._max_bytes = max_bytes
         self._claims = 0
 
-    def claim(self, claim: Claim, until: float, print: str) -> Known | None:
+    def claim(self, claim: KeyClaim, until: float, print: str) -> Known | None:
         """None: the key is the caller's, a gateway that lives at least ``until``; otherwise who was first. A key whose
         gateway is gone without an answer is free.
         """
@@ -71,7 +71,7 @@ class AnswerTable:
         # Whoever was first has just given up.
         return Known(print, None) if found is None else Known(found.print, found.answer)
 
-    def keep(self, claim: Claim, answer: bytes, entries: Sequence[Row] = ()) -> bool:
+    def keep(self, claim: KeyClaim, answer: bytes, entries: Sequence[Row] = ()) -> bool:
         """The answer to the request that claimed the key, and what it costs, in one transaction: so a key is charged
         once. False: the claim is another's, and nothing was written. Where its account was removed meanwhile, the
         answer goes with it, and what it costs is charged.
@@ -88,17 +88,17 @@ class AnswerTable:
         """Keys of what is under way go too: see :meth:`keep`."""
         connection.execute(sa.delete(answers).where(answers.c.account == account))
 
-    def free(self, claim: Claim) -> None:
+    def free(self, claim: KeyClaim) -> None:
         """There is no answer that could be given again."""
         with self._database.writing() as connection:
             connection.execute(sa.delete(answers).where(_of(claim) & answers.c.answer.is_(None)))
 
 
-def _of(claim: Claim) -> sa.ColumnElement[bool]:
+def _of(claim: KeyClaim) -> sa.ColumnElement[bool]:
     key = (answers.c.account == claim.account) & (answers.c.key == claim.key)
     return key & (answers.c.owner == claim.owner) & (answers.c.created == claim.at)
 
 
-def _removed_since(connection: Connection, claim: Claim) -> bool:
+def _removed_since(connection: Connection, claim: KeyClaim) -> bool:
     """Whether its account has been removed since the claim."""
     return removed_at(connection, (claim.account,)).get(claim.account, float("-inf")) >= claim.at

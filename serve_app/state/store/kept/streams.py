@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from serve_app.state.kept.streams import CANCELLING, EXPIRED, LOST, RUNNING, Head, Part, Running, Shown, Taken
+from serve_app.state.kept.streams import CANCELLING, EXPIRED, LOST, RUNNING, Head, Running, Shown, StreamPart, Taken
 from serve_app.state.store.database import Database
 from serve_app.state.store.spending.ledger import LedgerTable
 from serve_app.state.store.tables import stream_owners, stream_parts, streams
@@ -39,7 +39,7 @@ class StreamTable:
     def write(
         self,
         owner: str,
-        parts: Sequence[Part],
+        parts: Sequence[StreamPart],
         now: float,
         until: float,
         last: Callable[[], tuple[float, Sequence[Head]]] | None = None,
@@ -75,7 +75,7 @@ class StreamTable:
         columns = {name: getattr(head, name) for name in ("id", "account", "created", "keep_s", "request")}
         connection.execute(self._database.insert(streams).values(**columns, **begun).on_conflict_do_nothing())
 
-    def _grow(self, connection: Connection, owner: str, part: Part, now: float) -> bool:
+    def _grow(self, connection: Connection, owner: str, part: StreamPart, now: float) -> bool:
         """Whether the stream is the owner's. The update locks its row, so that nobody takes it over in between."""
         own = (streams.c.id == part.id) & (streams.c.owner == owner) & (streams.c.epoch == part.epoch)
         known = {"frames": part.upto, "size": streams.c.size + len(part.frames) + len(part.trail)}

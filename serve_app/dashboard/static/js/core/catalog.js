@@ -4,7 +4,7 @@ import { ai, get } from "./api.js";
 /**
  * @typedef {Object} Model
  * @property {string} id       such as @cf/pico/pico-instruct
- * @property {string} task     such as "Text Generation"
+ * @property {string} task     what it does, in words
  * @property {string} description
  * @property {string} created
  * @property {Object<string, any>} properties
@@ -27,16 +27,9 @@ export async function models(signal) {
 
 export const schema = (model, signal) => get(ai("/models/schema"), { model }, { signal });
 
-const CHAT = "Text Generation";
-export const isChat = (model) => model?.task === CHAT;
-/** What a form of its own exists for; everything else gets one made from the model's schema. */
-export function kind(model) {
-  if (!model) return "";
-  if (isChat(model)) return "chat";
-  if (model.task === "Text Embeddings") return "embeddings";
-  if (/rank/i.test(model.id) || /rerank/i.test(model.description)) return "rerank";
-  return { "Text-to-Speech": "speech", "Text-to-Image": "pictures" }[model.task] ?? "form";
-}
+/** What a form of its own exists for, as the model's task says; everything else gets one made from the model's schema. */
+export const kind = (model) => (model ? model.properties.interface ?? "form" : "");
+export const isChat = (model) => kind(model) === "chat";
 /** Whether what a kind of model is asked is known without its schema. */
 export const special = (name) => ["chat", "embeddings", "rerank"].includes(name);
 

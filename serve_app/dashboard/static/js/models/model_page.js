@@ -37,7 +37,7 @@ export function ModelPage({ model, state, record, reload, tab = "about" }) {
 const About = ({ model }) => html`<div class="grid-2">
   <${Card} title="Prices" note="Per unit, in money and in neurons" bare><${Prices} model=${model} /><//>
   <${Card} title="Properties"><dl class="facts">
-    ${Object.entries(model.properties).filter(([name]) => name !== "price").map(([name, value]) => html`<dt key=${name}>${name.replaceAll("_", " ")}</dt><dd>${String(value)}</dd>`)}
+    ${Object.entries(model.properties).filter(([name]) => !["price", "interface"].includes(name)).map(([name, value]) => html`<dt key=${name}>${name.replaceAll("_", " ")}</dt><dd>${String(value)}</dd>`)}
     <dt>since</dt><dd>${date(model.created.replace(" ", "T"))}</dd>
     ${marks(model).length > 0 && html`<dt>can</dt><dd class="row">${marks(model).map((one) => html`<${Badge} key=${one}>${one}<//>`)}</dd>`}
   </dl><//></div><${Limits} model=${model} />`;

@@ -18,7 +18,7 @@ from serve_app.api.transcripts import SpeechTask, TranscribeRequest
 from serve_app.gateway.http.exchange import Endpoint, Exchange, Handler
 from serve_app.gateway.http.routes.dialects.openai import PREFIXES
 from serve_app.gateway.http.streams import streamed
-from serve_app.tasks.text_to_speech.run import encoded
+from serve_app.tasks.sound import encoded
 
 _TAG = "OpenAI"
 

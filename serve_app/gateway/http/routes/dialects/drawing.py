@@ -7,7 +7,7 @@ from dataclasses import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
-from serve_app.api.drawing import DrawRequest
+from serve_app.api.drawing import DrawRequest, drawn_by
 from serve_app.api.envelopes import openai_body
 from serve_app.api.fields.asked import with_headers
 from serve_app.api.openai.drawing import events, parse_edit, parse_generation, render
@@ -18,7 +18,6 @@ from serve_app.gateway.http.exchange import Endpoint, Exchange, json_answer
 from serve_app.gateway.http.routes.dialects.openai import PREFIXES
 from serve_app.gateway.http.streams import streamed
 from serve_app.tasks.model import ServedModel
-from serve_app.tasks.text_to_image.task import last
 
 _TAG = "OpenAI"
 
@@ -65,4 +64,4 @@ class DrawingRoutes:
         told = await self._exchange.gateway.perform(model, asked, request.state.caller)
         if asked.stream:
             return await streamed(told, lambda primed: events(asked, primed, kind))
-        return json_answer(render(asked, await last(told)))
+        return json_answer(render(asked, await drawn_by(told)))

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from serve_app import __version__
+from serve_app.api.retry_after import LEAST_S, wait_header
 from serve_app.api.schema.openapi import Operation
 from serve_app.gateway.http.docs_page import PAGE
 from serve_app.gateway.http.exchange import READ, Endpoint, Exchange, json_answer
@@ -44,9 +45,8 @@ class AboutRoutes:
         gateway = self._exchange.gateway
         report = {**gateway.health.report(), "store": gateway.state.health(), **gateway.tally.neighbours.health()}
         ready = report["status"] == "ready"
-        return Response(
-            orjson.dumps(report), 200 if ready else 503, {} if ready else {"Retry-After": "1"}, "application/json"
-        )
+        headers = {} if ready else wait_header(LEAST_S)
+        return Response(orjson.dumps(report), 200 if ready else 503, headers, "application/json")
 
     async def ping(self, request: Request) -> Response:
         return json_answer({})

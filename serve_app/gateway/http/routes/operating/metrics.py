@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from serve_app.api.errors import AccountForbidden, InvalidInput, OperatorOnly
 from serve_app.api.schema.openapi import Operation
-from serve_app.gateway.history import MAX_POINTS, Asked, usual_step
+from serve_app.gateway.history import MAX_POINTS, HistoryRequest, usual_step
 from serve_app.gateway.http.auth import is_operator
 from serve_app.gateway.http.exchange import READ, Endpoint, Exchange, json_answer
 from serve_app.gateway.prometheus import CONTENT_TYPE
@@ -63,7 +63,7 @@ class MetricRoutes:
             raise OperatorOnly("read metrics", operator)
         return Response(await gateway.exposition(), headers={"Content-Type": CONTENT_TYPE})
 
-    def _asked(self, request: Request) -> Asked:
+    def _asked(self, request: Request) -> HistoryRequest:
         given, now = request.query_params, time.time()
         until, since = _when(given.get("until"), "until", now, int(now) + 1), _when(given.get("since"), "since", now)
         if since is None:
@@ -79,7 +79,7 @@ class MetricRoutes:
         if since >= until or (until - since) / seconds > MAX_POINTS:
             raise InvalidInput(f"since must lie before until, by {MAX_POINTS} steps at most.", param="since")
         model = given.get("model") or None
-        return Asked(since, until, seconds, seen_account(self._exchange, request), model, by)
+        return HistoryRequest(since, until, seconds, seen_account(self._exchange, request), model, by)
 
 
 def seen_account(exchange: Exchange, request: Request) -> str | None:

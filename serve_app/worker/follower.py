@@ -1,0 +1,57 @@
+"""Another rank of a worker than its engine: loads its part of the model, and computes it in each of rank 0's steps."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from typing import TYPE_CHECKING
+
+from serve_app.parallel.link import Follower, LinkAddress
+from serve_app.wire.ranks import RankFailed, RankLoaded, RankMeeting
+from serve_app.worker.ranks import Progress, place_of
+
+if TYPE_CHECKING:
+    from serve_app.worker.spec import WorkerSpec
+
+log = logging.getLogger(__name__)
+
+
+def run_rank(spec: WorkerSpec, rank: int, address: LinkAddress, progress: Progress) -> None:
+    """What another rank does until rank 0 goes: loads its part, and computes it in each step."""
+    link = Follower.connect(rank, address, end=lambda: os._exit(0))
+    try:
+        _follow(spec, rank, link, address.token, progress)
+    except BaseException as error:
+        log.exception("rank %d ends", rank)
+        with contextlib.suppress(OSError):
+            link.say(RankFailed(rank, f"{type(error).__name__}: {error}"))
+        raise
+
+
+def _follow(spec: WorkerSpec, rank: int, link: Follower, token: str, progress: Progress) -> None:
+    import torch
+
+    from serve_app.parallel.cache import Part
+    from serve_app.parallel.meeting import Meeting, join
+    from serve_app.parallel.steps import SharedForward, follow
+    from serve_app.worker.loading import load_model, prepare_torch, resolve_weights
+
+    prepare_torch(spec)
+    meeting = link.next()
+    if not isinstance(meeting, RankMeeting):
+        return
+    place, device = place_of(spec, rank), torch.device(spec.device)
+    where = Meeting(meeting.host, meeting.port, meeting.file)
+    group = join(place, device, where, token, waiting=link.together, agree=link.agree)
+    began = time.perf_counter()
+    model = load_model(spec, resolve_weights(spec, progress), progress, group)
+    shared = model.forward
+    assert isinstance(shared, SharedForward)
+    seconds = time.perf_counter() - began
+    log.info("%s has read %d bytes in %.1f s", place, model.report["read_bytes"], seconds)
+    linears = model.adapters.whole_linears if model.adapters is not None else ()  # type: ignore[attr-defined]
+    link.say(RankLoaded(rank, model.part, model.report["read_bytes"], seconds, linears))
+    progress("ready")
+    follow(link, shared, Part.of(model.part, model.kv_shape.dtype), model.dtype, model.adapters)
