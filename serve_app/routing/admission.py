@@ -171,6 +171,12 @@ class Admission:
         self._admit(request, decision, now)
         return decision
 
+    def overdue(self, request: RouteRequest, now: float) -> Refusal | None:
+        """Why a request that waits would be late even if it had its turn now."""
+        decision = self.router.choose(request, now)
+        given = self._given(request, decision) if decision is not None else 0.0
+        return self._late(request, now, decision.ttft, decision.wait, given) if decision is not None else None
+
     def move(self, request: RouteRequest, now: float, *, started: bool) -> Decision | None:
         """Another place for a request whose worker is lost; None if no worker is up. ``started``: it has tokens."""
         self.finished(request.id)

@@ -41,7 +41,7 @@ HEADS = 8
 # A request of several streams needs several places at once. They are never free together while others take each one as
 # it comes, so after this long at the head of the queue it lets no other request pass.
 PASS_S = 1.0
-# How often those that can't wait for ever are looked at while there is no worker.
+# How often those that can't wait for ever are looked at where their turn does not come.
 SWEEP_S = 0.25
 # How far one answer moves the mean length of answers.
 OUTPUT_GAIN = 0.05
@@ -135,7 +135,7 @@ class Dispatch:
         targets = self.config.admission.targets
         wanted = {"ttft_target": targets.ttft, "itl_target": targets.itl}
         self.costs = CostModel(self.config.priors)
-        router = replace(self.config.router, itl=targets.itl)
+        router = replace(self.config.router, ttft=targets.ttft, itl=targets.itl)
         self.router = Router(self.costs, LocalityIndex(self.config.locality_keys), router)
         self.queue = FairQueue(self.config.fair, self.router.expected_cached)
         self.admission = Admission(self.router, self.queue, self.config.admission)
@@ -148,7 +148,7 @@ class Dispatch:
         self.mean_output: dict[Priority, float] = {"realtime": 256.0, "batch": 256.0}
         self.lengths: dict[Priority, Lengths] = {"realtime": Lengths(), "batch": Lengths()}
         self._live: dict[str, _Live] = {}
-        # Those of the waiting that have a deadline or said not to wait.
+        # Those of the waiting that have a deadline, said not to wait, or may be held back since they are long.
         self._hasty: dict[str, _Live] = {}
         self._swept = 0.0
         self._unrouted = 0
@@ -211,7 +211,7 @@ class Dispatch:
             return Effects([self._refused(request.id, refusal)], self._tick_at(now))
         ahead = self.queue.ahead(request)
         live = self._live[request.id] = _Live(request, unseen=not present)
-        if request.deadline is not None or request.reject_if_busy:
+        if request.deadline is not None or request.reject_if_busy or request.long:
             self._hasty[request.id] = live
         self.queue.push(request)
         effects = self.tick(now)
@@ -369,12 +369,16 @@ class Dispatch:
         return Turn(live.request.id)
 
     def _sweep(self, now: float) -> list[Turn]:
-        """While there is no worker: refuses those that can wait no longer, wherever they stand."""
-        if not self._hasty or len(self.router.fleet) or now - self._swept < SWEEP_S:
+        """Refuses those that can wait no longer, wherever they stand: all while there is no worker, and the long ones
+        that have waited longest while these are held back.
+        """
+        present = bool(len(self.router.fleet))
+        if not self._hasty or (present and self.queue.long_open) or now - self._swept < SWEEP_S:
             return []
         self._swept = now
-        requests = [live.request for live in self._hasty.values()]
-        refused = ((request, self.absence.consider(request, now)) for request in requests)
+        requests = [live.request for live in self._hasty.values() if live.request.long or not present]
+        consider = self.admission.overdue if present else self.absence.consider
+        refused = [(request, consider(request, now)) for request in (requests[:HEADS] if present else requests)]
         return [self._turned_away(request, refusal) for request, refusal in refused if refusal is not None]
 
     def _turned_away(self, request: RouteRequest, refusal: Refusal) -> Turn:

@@ -18,9 +18,10 @@ from serve_app.routing.types import RouteRequest
 LONG = 0.6
 # The share of the prefilling workers' time with prompts from which on it matters.
 BUSY = 0.5
-# Of that time, the part that prompts may be planned to take; and the part that long ones always have.
+# Of that time, the part that prompts may be planned to take; and the least and the most that long ones get of it.
 USE = 0.8
 LEAST = 0.05
+MOST = 0.34
 # Seconds over which it is seen what short prompts need and what long ones have had.
 WATCH_S = 20.0
 HAD_S = 10.0
@@ -55,6 +56,6 @@ class Lanes:
             return True
         workers = list(fleet.workers.values())
         able = sum(1.0 / w.slow for w in [w for w in workers if w.role != "decode"] or workers) / gateways
-        left = max(USE * able - self._short.rate(now), LEAST * able)
+        left = max(min(USE * able - self._short.rate(now), max(1.0, MOST * able)), LEAST * able)
         # At least half of a worker that another one would take has to be left.
         return self.inside + 0.5 <= left if self.inside else self._had.rate(now) < left

@@ -27,6 +27,10 @@ from serve_app.routing.types import RouteRequest
 PAIRED = 4
 # Streams from which on they count in full where a prompt would make them late; of fewer each counts for its part.
 MANY = 16
+# A target for first tokens from which on roles cost what the configuration says, and the most that a tighter one makes
+# of it.
+EASY_S = 5.0
+TIGHT = 3.0
 
 
 @dataclass(slots=True, frozen=True)
@@ -35,10 +39,11 @@ class RouterConfig:
 
     chunk_tokens: int = 256  # prompt tokens that one of a request's ``keys`` stands for
     stream_weight: float = 0.0025  # a second of slower streaming against a second of waiting for the first token
-    role_cost: float = 0.15  # prefill on a decode worker, or decode on a prefill worker
+    role_cost: float = 0.05  # prefill on a decode worker, or decode on a prefill worker
     link_weight: float = 1.0  # a second that others wait for a link
     # Work in another zone than the gateway's, in the same region and elsewhere; and a hand-over between two.
     zone_cost: tuple[float, float, float] = (0.0, 0.25, 1.0)
+    ttft: float | None = None  # target for first tokens
     itl: float | None = None  # target between tokens
     itl_cost: float = 0.5  # streams that take twice the target between tokens
     calm: float = 2.4  # congestion from which on role_cost grows and stream_weight falls
@@ -125,6 +130,10 @@ class Pricer:
         self._config = config
         self._adapters = adapters
         self._random = random
+        # What goes against a role makes prompts behind it wait. The tighter their target, the more of them it costs.
+        tight = min(max(EASY_S / config.ttft, 1.0), TIGHT) if config.ttft else 1.0
+        self._role_cost = config.role_cost * tight
+        self._stall_cost = config.itl_cost * min(tight - 1.0, 1.0)
 
     def price(self, request: RouteRequest, fleet: Fleet, worker: Worker, held: Held, now: float) -> Price:
         costs, config, load = self._costs, self._config, worker.load
@@ -165,7 +174,7 @@ class Pricer:
         place = min(place, given)
         # Going against a role wastes time that prompts wait for: in small chunks there, or beside streams here.
         strain = max(1.0, fleet.congestion / config.calm)
-        weight, against, role = config.stream_weight / strain, config.role_cost * strain, worker.role
+        weight, against, role = config.stream_weight / strain, self._role_cost * strain, worker.role
         # What this request adds to each step.
         slower = streams * (costs.d1 + costs.d2 * (prompt + output))
         link_price = config.link_weight * worker.link.congestion(now)
@@ -175,9 +184,10 @@ class Pricer:
             # Beside prompts a stream stands still while a step computes them.
             late = step / (1.0 - worker.prefilling) / config.itl - 1.0
             decode += config.itl_cost * min(max(late, 0.0), 1.0)
-        if config.itl is not None and batch:
+        if config.itl is not None and batch and self._stall_cost:
+            # In overload prompts would take the time between tokens of all streams here, which come too late then.
             late = worker.gap_s(now, compute) / config.itl - 1.0
-            prefill += config.itl_cost * min(max(late, 0.0), 1.0) * min(batch / MANY, 1.0)
+            prefill += self._stall_cost * min(max(late, 0.0), 1.0) * min(batch / MANY, 1.0)
         if role == "decode":
             prefill += against
         elif role == "prefill":

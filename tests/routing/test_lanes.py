@@ -19,11 +19,11 @@ WORKERS = 8
 def test_what_is_long_goes_by_the_target() -> None:
     short, long, batch = request("a"), request("b"), request("c", priority="batch")
     lanes = Lanes(1.0)
-    lanes.measure(short, 0.5)
-    lanes.measure(long, 0.7)
-    lanes.measure(batch, 70.0)
+    lanes.measure(short, 0.5, 0.0)
+    lanes.measure(long, 0.7, 0.0)
+    lanes.measure(batch, 70.0, 0.0)
     assert (short.long, long.long, batch.long) == (False, True, False)
-    Lanes(None).measure(short, 70.0)
+    Lanes(None).measure(short, 70.0, 0.0)
     assert not short.long
 
 
@@ -32,14 +32,14 @@ def test_busy_workers_are_shared_and_idle_ones_are_not() -> None:
     for number in range(WORKERS):
         fleet.report(load(f"w{number}", "decode" if number < 2 else "prefill"))
     lanes.inside = 5
-    assert lanes.open(fleet)
+    assert lanes.open(fleet, 0.0)
     fleet.congestion = 4.0
-    assert not lanes.open(fleet)
+    assert not lanes.open(fleet, 0.0)
     # Six prefill: two may have long prompts.
     lanes.inside = 2
-    assert not lanes.open(fleet)
+    assert not lanes.open(fleet, 0.0)
     lanes.inside = 1
-    assert lanes.open(fleet)
+    assert lanes.open(fleet, 0.0)
 
 
 def test_long_requests_wait_in_order_and_hold_up_nobody() -> None:
@@ -109,10 +109,10 @@ def test_without_a_worker_for_prefill_nothing_is_held_back_for_ever() -> None:
     for at in (0.0, 60.0):
         for name, role in (("d", "decode"), ("p", "prefill")):
             fleet.report(load(name, role, at=at, queued_prefill_tokens=9000))
-    assert fleet.congestion > 4.0 and not lanes.open(fleet)
+    assert fleet.congestion > 4.0 and not lanes.open(fleet, 0.0)
     fleet.remove("d")
-    assert not lanes.open(fleet)
+    assert not lanes.open(fleet, 0.0)
     fleet.report(load("d", "decode", at=61.0))
     fleet.remove("p")
     fleet.report(load("d", "decode", at=62.0))
-    assert fleet.congestion == 0.0 and lanes.open(fleet)
+    assert fleet.congestion == 0.0 and lanes.open(fleet, 0.0)

@@ -72,7 +72,7 @@ def test_what_comes_from_another_node_crosses_that_link_as_well() -> None:
     decision = away.choose(request("r", 8000), 1.0)
     away.commit(request("r", 8000), decision, 1.0)
     if decision.prefill is not None:
-        assert away.fleet.inbound("b").wait(1.0) > 0
+        assert away.fleet.inbound("b").wait(1.0, 1.0 + decision.ready) > 0
 
 
 def test_a_request_waits_in_the_gateway_rather_than_before_a_link() -> None:
