@@ -21,10 +21,9 @@ current_request: ContextVar[str] = ContextVar("request_id", default="")
 class ApiError(Exception):
     """An error meant for the client.
 
-    ``code`` is the number clients parse, ``status`` the HTTP status, ``retry_after`` seconds or ``None``,
-    ``param`` the input field at fault, ``generic`` whether the failure lies outside the model (the envelope's
-    result is then null). ``name`` is what OpenAI calls the error, "" where that is the number, and ``status_elsewhere``
-    the status in dialects that are not Cloudflare's, None where it is ``status``.
+    ``code`` is the number clients parse, ``status`` the HTTP status, ``retry_after`` seconds or ``None``, ``param`` the
+    input field at fault, ``generic`` whether the failure lies outside the model (the envelope's result is then null).
+    ``name`` is OpenAI's, "" where that is the number; ``status_elsewhere`` the status in other dialects than Cloudflare's.
     """
 
     code = 8005
