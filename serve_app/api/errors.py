@@ -23,7 +23,7 @@ class ApiError(Exception):
 
     ``code`` is the number clients parse, ``status`` the HTTP status, ``retry_after`` seconds or ``None``, ``param`` the
     input field at fault, ``generic`` whether the failure lies outside the model (the envelope's result is then null).
-    ``name`` is OpenAI's, "" where that is the number; ``status_elsewhere`` the status in other dialects than Cloudflare's.
+    ``name`` is OpenAI's, "" where that is the number; ``status_elsewhere`` the status in dialects but Cloudflare's.
     """
 
     code = 8005
