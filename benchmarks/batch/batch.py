@@ -8,7 +8,7 @@
   really take;
 * ``polls``: how long the store takes to find one of many finished batches;
 * ``intake``: lines a second and memory of checking, ordering and cutting a file;
-* ``inline``: how long a gateway takes for 10 MB in one body, by door and length of requests, and for refusals;
+* ``inline``: how long a gateway takes for 10 MB in one body, by API and length of requests, and for refusals;
 * ``offline``: tokens per second of a batch of short requests through the whole server, over those of its engine alone,
   in turn. It starts a server, and runs only if it is named.
 

@@ -1,4 +1,4 @@
-"""Seeded input files of batches, as OpenAI's door takes them."""
+"""Seeded input files of batches, as OpenAI's API takes them."""
 
 from __future__ import annotations
 

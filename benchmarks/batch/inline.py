@@ -31,7 +31,7 @@ SIZES = {"short": 30, "medium": 300, "long": 6000}
 
 
 def inline(size: int, checks: Checks) -> dict[str, Any]:
-    """Seconds from a body of ``size`` bytes to its answer, by door and length of requests: the best of some."""
+    """Seconds from a body of ``size`` bytes to its answer, by API and length of requests: the best of some."""
     with tempfile.TemporaryDirectory(prefix="serve-app-bench-") as home:
         return asyncio.run(_measured(Path(home), size, checks))
 

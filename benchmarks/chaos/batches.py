@@ -83,7 +83,7 @@ class Batches:
         self._fits["queue"] = [n for n in self._fits["workers-ai"] if asks[n].path == RUN]
 
     async def loop(self, dice: random.Random, go_on: Callable[[], bool]) -> None:
-        """Submits one after another by all doors, and reads what is done."""
+        """Submits one after another by all APIs, and reads what is done."""
         doors: list[str] = []
         while go_on():
             doors = doors or dice.sample(sorted(self._fits), len(self._fits))

@@ -1,4 +1,4 @@
-"""Batches as a gateway takes them in and shows them, whatever their door."""
+"""Batches as a gateway takes them in and shows them, whatever their API."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import Any, ParamSpec, TypeVar
 import orjson
 
 from serve_app.api.errors import InvalidInput, OutOfCapacity, Stopped, StoreAway
+from serve_app.batch.apis import BatchApi
 from serve_app.batch.check import Known
-from serve_app.batch.doors import Door
 from serve_app.batch.intake import Intake, Refusal, ShardPlan
 from serve_app.batch.results import line, lines
 from serve_app.batch.retry import retried
@@ -71,22 +71,22 @@ class Batches:
         except QueueFull as error:
             raise OutOfCapacity(f"{error} Wait until some are done.", retry_after=60.0) from None
 
-    async def submit(self, sheet: Sheet, door: Door, items: Sequence[bytes], most: int | None = None) -> Batch:
+    async def submit(self, sheet: Sheet, api: BatchApi, items: Sequence[bytes], most: int | None = None) -> Batch:
         """A batch whose requests are here: checked, cut and in the queue when this returns. Raises `InvalidInput` for
         one that can't be, naming each bad request by number.
         """
         async with self._checking:
-            made = await self.aside(self.submit_now, sheet, door, items, most)
+            made = await self.aside(self.submit_now, sheet, api, items, most)
         self._wake()
         return made
 
-    def submit_now(self, sheet: Sheet, door: Door, items: Sequence[bytes], most: int | None = None) -> Batch:
+    def submit_now(self, sheet: Sheet, api: BatchApi, items: Sequence[bytes], most: int | None = None) -> Batch:
         """:meth:`submit`. Blocks."""
         account = sheet.caller.account
         if (there := self.store.find(account, sheet.id)) is not None:
             return there
         files = self.files()
-        with closing(Intake(door, self.known, sheet.caller, most=most or self.known.most)) as intake:
+        with closing(Intake(api, self.known, sheet.caller, most=most or self.known.most)) as intake:
             for number, item in enumerate(items):
                 intake.take(number, item)
             plan = self._plan(sheet, intake)

@@ -19,8 +19,8 @@ import orjson
 
 from serve_app.api.envelopes import status_of
 from serve_app.api.errors import ApiError, InvalidInput, as_api_error
+from serve_app.batch.apis import BatchApi, Malformed
 from serve_app.batch.check import Checker, Known, NoModel
-from serve_app.batch.doors import Door, Malformed
 from serve_app.batch.order import levels, order, shared
 from serve_app.batch.spool import Spool
 from serve_app.state.blobs.files import Files
@@ -97,8 +97,8 @@ class _Wrong(Sequence[Result]):
 class Intake:
     """Takes the requests of one batch, and plans it. ``most``: how many there may be."""
 
-    def __init__(self, door: Door, known: Known, caller: Caller, *, most: int) -> None:
-        self._door = door
+    def __init__(self, api: BatchApi, known: Known, caller: Caller, *, most: int) -> None:
+        self._api = api
         self._checker = Checker(known, caller)
         self._most = most
         self._spool = Spool()
@@ -148,17 +148,17 @@ class Intake:
         try:
             if raw is None:
                 raise Malformed("it is longer than a request may be.", "line_too_long")
-            request = self._door.request(number, raw)
+            request = self._api.request(number, raw)
         except Malformed as error:
             self._malformed(number, error)
             return
-        if self._door.unique:
+        if self._api.unique:
             self._ids.append(hash(request.id))
             self._id_lines.append(number)
         try:
             checked = self._checker.check(request.url, request.body)
         except NoModel as missing:
-            if self._door.strict:
+            if self._api.strict:
                 self._problem(Problem("model_not_found", missing.error.message, number + 1, "body.model"))
             else:
                 self._answer(request, missing.error)
@@ -175,7 +175,7 @@ class Intake:
             self._spool.add(msgspec.msgpack.encode(request))
 
     def _malformed(self, number: int, error: Malformed) -> None:
-        if self._door.strict:
+        if self._api.strict:
             self._problem(Problem(error.code, str(error), number + 1, error.param))
         else:
             self._answer(Request(number, None, "", b""), InvalidInput(str(error), param=error.param))
@@ -188,11 +188,11 @@ class Intake:
 
     def _answer(self, request: Request, error: ApiError) -> None:
         """The error is the request's result."""
-        body = orjson.dumps(self._door.error_body(error))
-        status = status_of(error, native=self._door.native)
+        body = orjson.dumps(self._api.error_body(error))
+        status = status_of(error, native=self._api.native)
         self._wrong.add(msgspec.msgpack.encode(Result(request.number, request.id, "failed", status, body)))
         if len(self._faults) < MAX_PROBLEMS:
-            line = request.number + (0 if self._door.native else 1)
+            line = request.number + (0 if self._api.native else 1)
             self._faults.append(Problem(error.name or str(error.code), error.message, line, error.param))
 
     def check_ids(self) -> None:
@@ -227,7 +227,7 @@ class Intake:
 
     def refused(self) -> Refusal | None:
         """Why this can be no batch, once all requests are here: one of which nothing could be run is none."""
-        if self._door.unique:
+        if self._api.unique:
             self.check_ids()
         if self.total == 0:
             return Refusal.of([Problem("empty_file", "There are no requests in it.")])

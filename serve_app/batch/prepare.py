@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import orjson
 
 from serve_app.api.errors import ApiError
+from serve_app.batch.apis import anthropic_api, native_api, openai_api
 from serve_app.batch.check import Known
-from serve_app.batch.doors import anthropic_door, native_door, openai_door
 from serve_app.batch.intake import Intake, Problem, Refusal, ShardPlan
 from serve_app.batch.split import ArrayItems, lines
 from serve_app.state.blobs.files import Files, NoFile
@@ -22,19 +22,19 @@ class Ended(Exception):
 def prepare(
     files: Files, batch: Batch, known: Known, *, stop: Callable[[], bool] = lambda: False
 ) -> ShardPlan | Refusal:
-    """Reads ``batch.input`` as its door has it, and writes the shards. Blocks, for minutes where there are a million
+    """Reads ``batch.input`` as its API has it, and writes the shards. Blocks, for minutes where there are a million
     requests. ``stop``: asked now and then whether to leave it; raises `Ended` then.
     """
     about = orjson.loads(batch.about)
     if batch.door == "openai":
-        door = openai_door(about["endpoint"])
+        api = openai_api(about["endpoint"])
     elif batch.door == "anthropic":
-        door = anthropic_door(checked=True)
+        api = anthropic_api(checked=True)
     else:
-        door = native_door(batch.caller.account, about.get("model", ""))
-    # Doors with bounds of their own have held them.
+        api = native_api(batch.caller.account, about.get("model", ""))
+    # APIs with bounds of their own have held them.
     most = known.most if batch.door == "openai" else 1 << 31
-    intake = Intake(door, known, batch.caller, most=most)
+    intake = Intake(api, known, batch.caller, most=most)
     try:
         if not batch.input:
             return _refused("server_error", "The server was lost while it read this batch; send it again.")

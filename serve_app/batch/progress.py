@@ -1,4 +1,4 @@
-"""How far a batch is: for every door, and as our own object."""
+"""How far a batch is: for every API, and as our own object."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def cost(batch: Batch) -> dict[str, str] | None:
 
 
 def shown(batch: Batch, now: float) -> dict[str, Any]:
-    """Our own object of a batch of any door. Times: unix seconds."""
+    """Our own object of a batch of any API. Times: unix seconds."""
     about, counts, used = orjson.loads(batch.about), batch.counts, batch.used
     problems = orjson.loads(batch.problems)
     return {

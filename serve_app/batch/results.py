@@ -1,4 +1,4 @@
-"""Results as the door of their batch has them: lines of its files, one JSON object each."""
+"""Results as the API of their batch has them: lines of its files, one JSON object each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from serve_app.state.deferred.batches import Batch, Result
 
 
 def lines(batch: Batch, results: Iterable[Result], *, errors: bool) -> Iterator[bytes]:
-    """Lines of ``batch.output``, or of ``batch.errors``, where OpenAI's door alone has any: what did not succeed."""
+    """Lines of ``batch.output``, or of ``batch.errors``, where OpenAI's API alone has any: what did not succeed."""
     for result in results:
         if errors == (batch.door == "openai" and result.outcome != "succeeded"):
             yield line(batch, result)

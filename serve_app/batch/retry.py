@@ -1,4 +1,4 @@
-"""What of an ended batch did not succeed, as a new batch of the same door."""
+"""What of an ended batch did not succeed, as a new batch of the same API."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import orjson
 
 from serve_app.api.errors import Gone, InvalidInput
-from serve_app.batch.doors import anthropic_door, native_door
+from serve_app.batch.apis import anthropic_api, native_api
 from serve_app.batch.sheet import Sheet
 from serve_app.batch.split import ArrayItems, lines
 from serve_app.state.blobs.files import NoFile
@@ -45,10 +45,10 @@ def retried(batches: Batches, batch: Batch, caller: Caller) -> Batch:
         raise Gone("The requests of this batch are no longer there.") from None
     if batch.door == "anthropic":
         about |= {"id": f"msgbatch_{named}"}
-        return batches.submit_now(Sheet(named, batch.door, caller, about), anthropic_door(), items, len(items))
+        return batches.submit_now(Sheet(named, batch.door, caller, about), anthropic_api(), items, len(items))
     about |= {"id": named}
-    door = native_door(caller.account, about["model"])
-    return batches.submit_now(Sheet(named, batch.door, caller, about), door, items, len(items))
+    api = native_api(caller.account, about["model"])
+    return batches.submit_now(Sheet(named, batch.door, caller, about), api, items, len(items))
 
 
 def _failed(batches: Batches, batch: Batch) -> set[str | int]:

@@ -14,7 +14,7 @@ from starlette.requests import Request
 
 from serve_app.api.fields.asked import ESTIMATE
 from serve_app.api.receipt import MICRO, amount_text
-from serve_app.batch.doors import Door
+from serve_app.batch.apis import BatchApi
 from serve_app.batch.front import refusal
 from serve_app.batch.intake import Intake, Refusal
 from serve_app.gateway.core import Gateway
@@ -40,10 +40,10 @@ class _Model:
     units: dict[str, dict[str, int]] = field(default_factory=lambda: {case: {} for case in _CASES})
 
 
-async def estimate_batch(gateway: Gateway, door: Door, caller: Caller, items: Sequence[bytes]) -> dict[str, Any]:
+async def estimate_batch(gateway: Gateway, api: BatchApi, caller: Caller, items: Sequence[bytes]) -> dict[str, Any]:
     """Raises `InvalidInput` for a batch that would be refused."""
     batches = gateway.batches
-    intake = Intake(door, batches.known, caller, most=batches.known.most)
+    intake = Intake(api, batches.known, caller, most=batches.known.most)
 
     def taken() -> Refusal | None:
         for number, item in enumerate(items):

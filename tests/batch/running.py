@@ -1,4 +1,4 @@
-"""Batches for runners: made without a door, run by a function whose answers say what they were asked, and checked."""
+"""Batches for runners: made without an API, run by a function whose answers say what they were asked, and checked."""
 
 from __future__ import annotations
 

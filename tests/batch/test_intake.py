@@ -1,4 +1,4 @@
-"""Input of each door becomes shards, results of what is wrong, or a refusal that names each bad line."""
+"""Input of each API becomes shards, results of what is wrong, or a refusal that names each bad line."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from serve_app.batch.doors import native_door
+from serve_app.batch.apis import native_api
 from serve_app.batch.intake import SHARD_REQUESTS, Intake, Refusal, ShardPlan
 from serve_app.batch.prepare import Ended, prepare
 from serve_app.state.blobs.files import DirectoryFiles
@@ -159,7 +159,7 @@ def test_a_large_array_of_anthropics(room):
 
 
 def test_native_items_lose_what_is_about_the_batch(room):
-    intake = Intake(native_door("local", CHAT), known(room.home), Caller("local"), most=10)
+    intake = Intake(native_api("local", CHAT), known(room.home), Caller("local"), most=10)
     items: list[Any] = [{"prompt": "one", "external_reference": "a", "stream": True}, 7, {"prompt": "two"},
                         {"prompt": "x", "external_reference": 5}, {"max_tokens": 3}]  # fmt: skip
     for i, item in enumerate(items):

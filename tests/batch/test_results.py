@@ -1,4 +1,4 @@
-"""Results as each door's clients read them."""
+"""Results as each API's clients read them."""
 
 from __future__ import annotations
 

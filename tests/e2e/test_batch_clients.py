@@ -1,4 +1,4 @@
-"""Whole lives of batches on the running stack, through the unmodified SDKs at each of the four doors."""
+"""Whole lives of batches on the running stack, through the unmodified SDKs at each of the four APIs."""
 
 from __future__ import annotations
 

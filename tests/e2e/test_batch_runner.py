@@ -29,7 +29,7 @@ def store(stack):
 
 
 def submit(stack, store: SqlStore, batch_id: str, bodies: list[dict]) -> None:
-    """As the door of OpenAI's batches writes one down."""
+    """As the API of OpenAI's batches writes one down."""
     lines = [{"custom_id": f"c{n}", "method": "POST", "url": URL, "body": body} for n, body in enumerate(bodies)]
     open_files(str(stack.home / "files")).put(f"files/{batch_id}", "\n".join(map(json.dumps, lines)).encode())
     about = json.dumps({"endpoint": URL, "id": f"batch_{batch_id}"}).encode()

@@ -12,7 +12,7 @@ import pytest
 
 from serve_app.batch.intake import Intake
 from tests.tasks.conftest import ACCOUNT
-from tests.tasks.test_batch_doors import echo, requests
+from tests.tasks.test_batch_apis import echo, requests
 from tests.waiting import until
 
 __all__ = ["echo"]

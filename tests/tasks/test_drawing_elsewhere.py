@@ -1,4 +1,4 @@
-"""Drawing by other doors: OpenAI's client with generations, edits and streams; `serve-app run`; lines of batches."""
+"""Drawing by other APIs: OpenAI's client with generations, edits and streams; `serve-app run`; lines of batches."""
 
 from __future__ import annotations
 

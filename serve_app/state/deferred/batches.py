@@ -74,13 +74,13 @@ class Used:
 
 @dataclass(slots=True, frozen=True)
 class Batch:
-    """``id``: 32 hex digits. ``door``: the dialect it came by: "workers-ai", "openai", "anthropic" or "python".
+    """``id``: 32 hex digits. ``door``: the API it came by: "workers-ai", "openai", "anthropic" or "python".
     ``caller``: who sent it. ``deadline``: when what is not done expires. ``keep_s``: for how long results are kept
-    after its end. ``about``: JSON for its door alone (metadata, endpoint, ids of files). ``problems``: JSON, a list of
+    after its end. ``about``: JSON for its API alone (metadata, endpoint, ids of files). ``problems``: JSON, a list of
     what is wrong with its input; only of one that has failed. Times: unix seconds, None while there is none.
 
     ``input``, ``output``, ``errors``: names of blobs, "" while there is none. The input is what its sender sent; the
-    two others are written at the end, one JSON object a line in the order of the input, by the door's own writer.
+    two others are written at the end, one JSON object a line in the order of the input, by the API's own writer.
     """
 
     id: str
@@ -193,7 +193,7 @@ class BatchStore(Protocol):
     def page(
         self, account: str, doors: Collection[str] = (), *, after: str = "", before: str = "", limit: int = 20
     ) -> list[Batch]:
-        """The newest first, of these doors or of all: those behind the batch of id ``after``, or the last ones in front
+        """The newest first, of these APIs or of all: those behind the batch of id ``after``, or the last ones in front
         of ``before``. One more than ``limit`` tells that there are more.
         """
 

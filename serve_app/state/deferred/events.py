@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from serve_app.state.deferred.batches import Batch
 
 BUDGET = "budget.reached"
-# Of batches that came by OpenAI's door, in its words; the others' are in Cloudflare's.
+# Of batches that came by OpenAI's API, in its words; the others' are in Cloudflare's.
 OPENAI_BATCH = "batch."
 CLOUDFLARE_BATCH = "cf.workersAi.model.batch."
 KINDS = (

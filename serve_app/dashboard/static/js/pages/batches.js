@@ -1,4 +1,4 @@
-// Batches of every door: sent, watched, cancelled, run again, and their results.
+// Batches of every API: sent, watched, cancelled, run again, and their results.
 import { ai, download, get, post, remove } from "../core/api.js";
 import { count, dateTime, money, neurons, rate, shortModel, span } from "../core/format.js";
 import { html, useState } from "../core/lib.js";
@@ -53,7 +53,7 @@ export default function Batches() {
       Requests that can wait: answered within a day, after real-time ones, and cheaper where the price list says so.<//>
     <${Card} bare><${Loaded} of=${list}>${(rows) => (rows.length
       ? html`<${Table} label="Batches" columns=${columns} rows=${rows} sort="-created_at" />`
-      : html`<${Empty} icon="batches" title="No batches yet">Send a file with one request on each line, or use the API's three doors.<//>`)}<//><//>
+      : html`<${Empty} icon="batches" title="No batches yet">Send a file with one request on each line, or use one of the three APIs.<//>`)}<//><//>
     ${adding && html`<${NewBatch} onClose=${() => setAdding(false)} onDone=${() => { setAdding(false); list.reload(); }} />`}
     ${shown && html`<${Dialog} wide title="Results" onClose=${() => setShown(null)}><${Results} batch=${list.data.find((one) => one.id === shown.id) ?? shown} /><//>`}`;
 }

@@ -8,8 +8,8 @@ import { Notice } from "../ui/states.js";
 import { toast } from "../ui/toast.js";
 
 const EVENTS = [
-  ["batch.*", "Batches of OpenAI's door: completed, failed, cancelled, expired"],
-  ["cf.workersAi.model.batch.*", "Batches of the other doors: queued, succeeded, failed"],
+  ["batch.*", "Batches of OpenAI's API: completed, failed, cancelled, expired"],
+  ["cf.workersAi.model.batch.*", "Batches of the other APIs: queued, succeeded, failed"],
   ["budget.*", "A budget has reached one of its shares"],
 ];
 

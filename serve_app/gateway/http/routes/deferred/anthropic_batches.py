@@ -16,7 +16,7 @@ from serve_app.api.anthropic.write import error_body
 from serve_app.api.errors import InvalidInput, KeyReused
 from serve_app.api.schema import batches as schemas
 from serve_app.api.schema.openapi import Operation
-from serve_app.batch.doors import Malformed, anthropic_door, anthropic_id
+from serve_app.batch.apis import Malformed, anthropic_api, anthropic_id
 from serve_app.batch.sheet import Sheet, batch_id
 from serve_app.batch.split import ArrayItems
 from serve_app.gateway.batch_estimate import asks_estimate, estimate_batch
@@ -80,9 +80,9 @@ class BatchRoutes:
                 return there
             items = await batches.aside(_items, data, batches.known.longest)
             if asks_estimate(request):
-                return json_answer(await estimate_batch(self._exchange.gateway, anthropic_door(), caller, items))
+                return json_answer(await estimate_batch(self._exchange.gateway, anthropic_api(), caller, items))
             sheet = Sheet(named, "anthropic", caller, _about(named, printed))
-            made = await batches.submit(sheet, anthropic_door(), items, self._most)
+            made = await batches.submit(sheet, anthropic_api(), items, self._most)
         else:
             made = await self._poured(request, named, begun, key)
         return self._shown(request, made)

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from serve_app.api.envelopes import success
 from serve_app.api.errors import InvalidInput, KeyReused
 from serve_app.api.schema.openapi import Operation
-from serve_app.batch.doors import native_door
+from serve_app.batch.apis import native_api
 from serve_app.batch.sheet import Sheet, batch_id
 from serve_app.batch.split import lines
 from serve_app.gateway.batch_estimate import asks_estimate, estimate_batch
@@ -59,8 +59,8 @@ class LineRoutes:
             if not begun.whole:
                 raise InvalidInput(f"An estimate looks at {INLINE_BYTES} bytes; send the first lines alone.")
             items = await batches.aside(lambda: list(_items([begun.data], batches.known.longest)))
-            door = native_door(caller.account, model.id)
-            return json_answer(success(await estimate_batch(self._exchange.gateway, door, caller, items)))
+            api = native_api(caller.account, model.id)
+            return json_answer(success(await estimate_batch(self._exchange.gateway, api, caller, items)))
         digest, about = hashlib.sha256(model.id.encode()), {"id": named, "model": model.id}
         if begun.whole:
             digest.update(begun.data)
@@ -70,7 +70,7 @@ class LineRoutes:
                 if not items:
                     raise InvalidInput("There are no requests: send one JSON object a line.")
                 sheet = Sheet(named, _DOOR, caller, about)
-                there = await batches.submit(sheet, native_door(caller.account, model.id), items)
+                there = await batches.submit(sheet, native_api(caller.account, model.id), items)
             return shown_answer(_same(there, about["print"]))
         blob = f"batches/{named}/input-{uuid.uuid4().hex}.json"
         files, count = batches.files(), 0

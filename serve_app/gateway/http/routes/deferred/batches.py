@@ -1,4 +1,4 @@
-"""Batches of every door: what there is, how far each is, its results, its end."""
+"""Batches of every API: what there is, how far each is, its results, its end."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ JSONL = "application/jsonl"
 # How often somebody who follows a batch is told, and for how long nothing may be told.
 TOLD_S, SILENT_S = 0.5, 10.0
 BATCH = enveloped(schemas.native_batch())
-LIST = Operation("Batches of every door", _TAG, query=schemas.page_query())
+LIST = Operation("Batches of every API", _TAG, query=schemas.page_query())
 GET = Operation("A batch", _TAG, BATCH)
 CANCEL = Operation("Cancel a batch", _TAG, BATCH)
 DELETE = Operation("Cancel a batch, or delete one that has ended", _TAG, BATCH)
 RETRY = Operation("Run what did not succeed again, as a new batch", _TAG, BATCH)
 RESULTS = Operation(
-    "Its results, one JSON object a line, as its door has them; a range of them where it has ended",
+    "Its results, one JSON object a line, as its API has them; a range of them where it has ended",
     _TAG,
     {"type": "string"},
     query={"errors": {"type": "string", "enum": ["true", "false"]}},

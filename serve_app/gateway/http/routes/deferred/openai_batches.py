@@ -17,7 +17,7 @@ from serve_app.api.openai import batches as openai
 from serve_app.api.schema import batches as schemas
 from serve_app.api.schema.openapi import Operation
 from serve_app.api.types import Asked
-from serve_app.batch.doors import ENDPOINTS, openai_door
+from serve_app.batch.apis import ENDPOINTS, openai_api
 from serve_app.batch.front import refusal
 from serve_app.batch.intake import Intake, Problem, Refusal
 from serve_app.batch.progress import extras
@@ -97,7 +97,7 @@ class BatchRoutes:
         whole = file.size <= FIRST_BYTES
         piece = first if whole else first[: first.rfind(b"\n") + 1]
         rows = [row for _, row in lines([piece], batches.known.longest) if row is not None]
-        told = await estimate_batch(self._exchange.gateway, openai_door(endpoint), caller, rows)
+        told = await estimate_batch(self._exchange.gateway, openai_api(endpoint), caller, rows)
         return {**told, "estimated_bytes": len(piece), "bytes": file.size}
 
     def _looked_at(self, file: Upload, endpoint: str, caller: Caller) -> tuple[Intake, bool]:
@@ -105,7 +105,7 @@ class BatchRoutes:
         refused at once: a batch would fail of it later.
         """
         batches = self._exchange.gateway.batches
-        files, intake = batches.files(), Intake(openai_door(endpoint), batches.known, caller, most=batches.known.most)
+        files, intake = batches.files(), Intake(openai_api(endpoint), batches.known, caller, most=batches.known.most)
         whole = file.size <= FIRST_BYTES
         with ExitStack() as failed:
             failed.callback(intake.close)

@@ -15,7 +15,7 @@ from serve_app.api.errors import BodyTooLarge
 from serve_app.api.fields.lora import with_lora
 from serve_app.api.receipt import MICRO
 from serve_app.api.workers_ai import batches as workers_ai
-from serve_app.batch.doors import native_door
+from serve_app.batch.apis import native_api
 from serve_app.batch.intake import STEP, too_many
 from serve_app.batch.progress import cost
 from serve_app.batch.sheet import Sheet, batch_id
@@ -24,7 +24,7 @@ from serve_app.gateway.http.exchange import Exchange, json_answer
 from serve_app.gateway.http.idempotent import check_key
 from serve_app.state.deferred.batches import ENDED, Batch
 
-# Of a whole body; larger inputs are for the other doors.
+# Of a whole body; larger inputs are for the other APIs.
 MAX_BYTES = 10_000_000
 
 
@@ -43,12 +43,12 @@ async def queued(exchange: Exchange, request: Request, name: str, body: dict[str
     if len(items) > gateway.batches.known.most:
         raise too_many(gateway.batches.known.most)
     packed = await gateway.batches.aside(_packed, items, name)
-    door = native_door(caller.account, model.id)
+    api = native_api(caller.account, model.id)
     if workers_ai.estimate_asked(body) or asks_estimate(request):
-        return json_answer(success(await estimate_batch(gateway, door, caller, packed)))
+        return json_answer(success(await estimate_batch(gateway, api, caller, packed)))
     named = batch_id(caller, "workers-ai", check_key(request))
     sheet = Sheet(named, "workers-ai", caller, {"id": named, "model": model.id})
-    made = await gateway.batches.submit(sheet, door, packed)
+    made = await gateway.batches.submit(sheet, api, packed)
     return json_answer(success(workers_ai.render_queued(made.id, model.id)))
 
 

@@ -39,8 +39,8 @@ GONE = (RuntimeError, WebSocketDisconnect)
 
 
 def routes(exchange: Exchange) -> list[WebSocketRoute]:
-    door = RealtimeRoute(exchange)
-    return [WebSocketRoute(prefix + "/realtime", door.serve) for prefix in PREFIXES]
+    route = RealtimeRoute(exchange)
+    return [WebSocketRoute(prefix + "/realtime", route.serve) for prefix in PREFIXES]
 
 
 class RealtimeRoute:

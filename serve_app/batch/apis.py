@@ -1,4 +1,4 @@
-"""How each door writes one request of a batch, and what it asks of all of them."""
+"""How each API writes one request of a batch, and what it asks of all of them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Malformed(ValueError):
 
 
 @dataclass(slots=True, frozen=True)
-class Door:
+class BatchApi:
     """``request``: the request with a number, read from its JSON; raises `Malformed`. ``strict``: one request that is
     none, or that asks for a model that is not here, spoils the batch; otherwise it has that error as its result.
     ``unique``: ids are.
@@ -62,7 +62,7 @@ _ITEMS = msgspec.json.Decoder(_Item)
 _PLACE = re.compile(r" - at `\$\.?(.*)`")
 
 
-def openai_door(endpoint: str) -> Door:
+def openai_api(endpoint: str) -> BatchApi:
     """Lines of a file, all for one ``endpoint``."""
 
     def request(number: int, raw: bytes) -> Request:
@@ -77,10 +77,10 @@ def openai_door(endpoint: str) -> Door:
             raise Malformed(message, "invalid_url", "url")
         return Request(number, line.custom_id, endpoint, bytes(line.body))
 
-    return Door(request, openai_body, strict=True, unique=True)
+    return BatchApi(request, openai_body, strict=True, unique=True)
 
 
-def anthropic_door(*, checked: bool = False) -> Door:
+def anthropic_api(*, checked: bool = False) -> BatchApi:
     """Items of `requests`. ``checked``: :func:`anthropic_id` has seen each of them."""
 
     def request(number: int, raw: bytes) -> Request:
@@ -88,7 +88,7 @@ def anthropic_door(*, checked: bool = False) -> Door:
         _check_anthropic_id(item.custom_id)
         return Request(number, item.custom_id, "/v1/messages", bytes(item.params))
 
-    return Door(request, anthropic_body, strict=not checked, unique=not checked)
+    return BatchApi(request, anthropic_body, strict=not checked, unique=not checked)
 
 
 def anthropic_id(raw: bytes) -> str:
@@ -98,7 +98,7 @@ def anthropic_id(raw: bytes) -> str:
     return found
 
 
-def native_door(account: str, model: str) -> Door:
+def native_api(account: str, model: str) -> BatchApi:
     """Items of `requests`, all for one ``model``."""
     url = f"/client/v4/accounts/{account}/ai/run/{model}"
 
@@ -118,7 +118,7 @@ def native_door(account: str, model: str) -> Door:
         plain = {name: value for name, value in body.items() if name not in ("stream", "queueRequest")}
         return Request(number, reference, url, orjson.dumps(plain))
 
-    return Door(request, envelope, native=True)
+    return BatchApi(request, envelope, native=True)
 
 
 def _check_anthropic_id(found: str) -> None:

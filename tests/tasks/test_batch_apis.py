@@ -1,4 +1,4 @@
-"""What comes in by the doors of batches, before anything of it runs: accepted on disk, or refused with the reason."""
+"""What comes in by the APIs of batches, before anything of it runs: accepted on disk, or refused with the reason."""
 
 from __future__ import annotations
 
