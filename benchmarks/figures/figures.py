@@ -74,6 +74,7 @@ def begin(path: Path, quick: bool, keep: bool) -> dict[str, Any]:
     fresh = {
         "date": str(datetime.date.today()),
         "commit": report.commit(),
+        "subject": report.subject(),
         "machine": report.machine(),
         "measured": {},
     }
@@ -85,7 +86,7 @@ def begin(path: Path, quick: bool, keep: bool) -> dict[str, Any]:
     if same and not fresh["commit"].endswith("+"):
         return before
     if keep and before["machine"] == fresh["machine"]:
-        earlier = {"commit": before["commit"], "date": before["date"]}
+        earlier = {"commit": before["commit"], "subject": before.get("subject", ""), "date": before["date"]}
         fresh["measured"] = {name: {"earlier": earlier} | entry for name, entry in before["measured"].items()}
     return fresh
 

@@ -41,6 +41,14 @@ def commit() -> str:
     return head + ("+" if any(not path.startswith(ours) for path in changed) else "")
 
 
+def subject() -> str:
+    """The first line of that commit's message, by which it is found where history has been written anew."""
+    try:
+        return _git("log", "-1", "--format=%s")
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
 def cell(row: Row, found: Found) -> tuple[str, bool]:
     """What the table shows of a measurement, and whether the target is met."""
     value = row.value(found)
@@ -77,12 +85,20 @@ def section(result: dict[str, Any]) -> str:
     """What stands in the README between the markers."""
     where, changed = result["machine"], "+" if result["commit"].endswith("+") else ""
     taken = (
-        f"Measured on {result['date']} at commit `{result['commit'][:12]}{changed}` on {where['cores']} cores of "
-        f"{where['cpu']} with {where['memory_gib']} GiB of memory, without a GPU: `make figures`."
+        f"Measured on {result['date']} at commit `{result['commit'][:12]}{changed}`{_named(result)} on "
+        f"{where['cores']} cores of {where['cpu']} with {where['memory_gib']} GiB of memory, without a GPU: "
+        "`make figures`."
     )
-    if any("earlier" in entry for entry in result["measured"].values()):
-        taken += " Figures with a commit and a day of their own were taken then."
+    if earlier := [entry["earlier"] for entry in result["measured"].values() if "earlier" in entry]:
+        taken += " Figures with a commit and a day of their own were taken then"
+        named = dict.fromkeys(f"`{each['commit'][:8]}`{_named(each)}" for each in earlier if each.get("subject"))
+        taken += f": {', '.join(named)}." if named else "."
     return f"{BEGIN}\n\n{taken}\n\n{table(result['measured'])}\n\n{END}"
+
+
+def _named(taken: dict[str, Any]) -> str:
+    """A commit's subject behind its name; figures of before these were noted have none."""
+    return f" ({taken['subject']})" if taken.get("subject") else ""
 
 
 def put(readme: Path, text: str) -> None:

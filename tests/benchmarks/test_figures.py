@@ -14,6 +14,7 @@ from benchmarks.figures.rows import Measurement, Row, at_least
 
 FAST = Row("speed", lambda f: f["speeds"], "{:.1f}x", "at least 2x", at_least(2))
 PEER = Row("beside the peer", lambda f: f["peer"], "{:.0f}", "at least 1", at_least(1), "vllm")
+REAL_COMMIT, REAL_SUBJECT = report.commit, report.subject
 ONE = Measurement("one", "benchmarks one", "benchmarks one", (FAST, PEER), (("vllm", "--vllm {vllm}"),))
 
 
@@ -23,6 +24,7 @@ def only_one(monkeypatch):
         monkeypatch.setattr(module, "MEASUREMENTS", (ONE,))
     monkeypatch.setattr(figures, "others", lambda: 0.0)
     monkeypatch.setattr(report, "commit", lambda: "a" * 40)
+    monkeypatch.setattr(report, "subject", lambda: "What is true of a")
     for variable in places.PEERS.values():
         monkeypatch.delenv(variable, raising=False)
 
@@ -62,7 +64,7 @@ def test_a_table_with_what_misses_its_target(files, ends):
         "| speed | at least 2x | 3.0x / 1.5x (**misses the target**) | `python -m benchmarks one --vllm VLLM` |" in text
     )
     assert "| beside the peer | at least 1 | peer not measured |" in text
-    assert "at commit `aaaaaaaaaaaa` on" in text and "GiB" in text and "old" not in text
+    assert "at commit `aaaaaaaaaaaa` (What is true of a) on" in text and "GiB" in text and "old" not in text
     assert [command[2:] for command in ran] == [["benchmarks", "one", "--json"]]
 
 
@@ -101,11 +103,13 @@ def test_figures_of_earlier_commits_stay_where_they_are_to(files, ends, monkeypa
     assert figures.main(files) == 0
     for commit, taken in (("b", "one"), ("c", "other")):
         monkeypatch.setattr(report, "commit", lambda commit=commit: commit * 40)
+        monkeypatch.setattr(report, "subject", lambda commit=commit: f"What is true of {commit}")
         assert figures.main(["--keep", "--only", taken, *files]) == 0
     assert [command[3] for command in ran] == ["one", "other", "one", "other"]
     text = readme(files)
     assert "| 4.0x (`bbbbbbbb`, " in text and "| 4.0x | `python -m benchmarks other` |" in text
-    assert "at commit `cccccccccccc`" in text and "left to measure: one" in capsys.readouterr().out
+    assert "taken then: `bbbbbbbb` (What is true of b)." in text
+    assert "at commit `cccccccccccc` (What is true of c)" in text and "left to measure: one" in capsys.readouterr().out
 
 
 def test_a_peer_that_has_come_is_measured(files, ends, tmp_path):
@@ -148,4 +152,13 @@ def test_the_readme_has_a_place_for_them():
 def test_what_has_been_measured_can_be_read():
     path = figures.RESULTS / "figures.json"
     if path.exists():
-        assert set(json.loads(path.read_text())) == {"date", "commit", "machine", "measured"}
+        told = set(json.loads(path.read_text()))
+        assert told - {"subject"} == {"date", "commit", "machine", "measured"}  # those of before have no subject
+
+
+def test_a_commit_is_told_with_its_subject():
+    head = subprocess.run(["git", "log", "-1", "--format=%H %s"], cwd=figures.ROOT, capture_output=True, text=True)
+    if head.returncode:
+        pytest.skip("this tree has no history")
+    name, _, said = head.stdout.strip().partition(" ")
+    assert REAL_COMMIT().removesuffix("+") == name and REAL_SUBJECT() == said != ""
