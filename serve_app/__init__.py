@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from serve_app.binding import AI, AsyncAI
-    from serve_app.state.callers.manage import Accounts
+    from serve_app.state.manage import Accounts
 
 __all__ = ["AI", "Accounts", "AsyncAI", "__version__"]
 
@@ -22,7 +22,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(binding, name)
     if name == "Accounts":
-        from serve_app.state.callers import manage
+        from serve_app.state import manage
 
         return manage.Accounts
     raise AttributeError(f"module 'serve_app' has no attribute {name!r}")

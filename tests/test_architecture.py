@@ -287,6 +287,26 @@ def test_modules_import_in_one_direction() -> None:
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == {"a": ["b"], "b": ["c"], "c": ["b"]}
 
 
+# The loader hands one of several ranks to divided/, which reads files and checks with what loading/ has.
+EACH_OTHER = {("serve_app.models.divided", "serve_app.models.loading")}
+
+
+def test_folders_side_by_side_import_in_one_direction() -> None:
+    pairs: set[tuple[str, str]] = set()
+    for module in (name for name in MODULES if within(name, "serve_app")):
+        for name in set().union(*imports_of(module)) & MODULES.keys():
+            here, there = (folder(each).split(".") for each in (module, name))
+            same = next((n for n, (a, b) in enumerate(zip(here, there, strict=False)) if a != b), None)
+            if same is not None:
+                pairs.add((".".join(here[: same + 1]), ".".join(there[: same + 1])))
+    assert len(pairs) > 100
+    assert {(a, b) for a, b in pairs if a < b and (b, a) in pairs} == EACH_OTHER
+
+
+def folder(module: str) -> str:
+    return module if MODULES[module].name == "__init__.py" else module.rpartition(".")[0]
+
+
 def test_the_walk_sees_what_it_should() -> None:
     """The rules above are only as good as the walk: it must find an import inside a function and in a
     chain.

@@ -13,8 +13,8 @@ from typing import Any
 from serve_app.cli.groups import Command, Group
 from serve_app.state.callers.accounts import PRIORITIES, SCOPES, Key, Member, check_scopes, sorted_scopes
 from serve_app.state.callers.limits import KINDS
-from serve_app.state.callers.manage import Accounts
 from serve_app.state.errors import AccountsError
+from serve_app.state.manage import Accounts
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _ABOUT = """\

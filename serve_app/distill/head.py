@@ -196,7 +196,7 @@ def _attend(q: Tensor, keys: list[tuple[Tensor, Tensor]]) -> Tensor:
 def rotary(shape: HeadShape, positions: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """cos and sin [positions, head_dim / 2] as the head will have them when it is served."""
     from serve_app.models.decoders.decoder_parts import rotary_tables
-    from serve_app.models.decoders.eagle import rotary_module
+    from serve_app.models.heads.eagle import rotary_module
 
     module = rotary_module(shape.hidden, shape.q_heads, shape.head_dim, shape.rotary)
     with torch.no_grad():

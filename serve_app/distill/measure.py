@@ -17,7 +17,7 @@ from serve_app.engine.speculation.draft_proposer import DraftProposer
 from serve_app.engine.speculation.eagle import EagleProposer
 from serve_app.engine.speculation.everything import VerifyEverything
 from serve_app.engine.speculation.speculate import Speculation
-from serve_app.models.decoders.eagle import attach_head
+from serve_app.models.heads.eagle import attach_head
 from serve_app.models.loading.folder import read_config
 from serve_app.models.loading.load import CausalModel, load_causal_lm
 from serve_app.sampling_params import SamplingParams

@@ -14,9 +14,9 @@ from torch import nn
 
 from serve_app.adapters.config import AdapterRefused
 from serve_app.adapters.weights import AdapterWeights, Delta, read_adapter
+from serve_app.kernels.adapted import adapter_linear
 from serve_app.kernels.linear.base import Linear
 from serve_app.kernels.linear.delta import AdapterLinear, Rows
-from serve_app.kernels.linear.native_delta import adapter_linear
 from serve_app.kernels.linear.packing import Recipe
 from serve_app.kernels.linear.places import Places
 from serve_app.models.linears import Current, Place, Plug

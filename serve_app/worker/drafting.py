@@ -57,7 +57,7 @@ def make_drafter(spec: WorkerSpec, model: CausalModel, folder: Path | None, link
 
 def eagle_drafter(model: CausalModel, folder: Path, spec: WorkerSpec) -> Drafter:
     """The EAGLE-3 head in ``folder``; makes room for its K/V in ``model.kv_shape``."""
-    from serve_app.models.decoders.eagle import attach_head
+    from serve_app.models.heads.eagle import attach_head
 
     head = attach_head(model, folder)
     # A chain of up to 16 runs over the end of a block of 32 in about one step of four.

@@ -9,7 +9,7 @@ import ray
 
 from tests import tiny
 from tests.deployments import workers
-from tests.models.decoders.heads import write_head
+from tests.models.heads.written import write_head
 from tests.worker.test_with_pool import prompt
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]

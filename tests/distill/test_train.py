@@ -17,7 +17,7 @@ from serve_app.distill.head import HeadInTraining
 from serve_app.distill.train import Options, make_student, train
 from serve_app.engine.speculation.eagle import HeadRows
 from serve_app.engine.step import Capture, Scheduled, build_batch
-from serve_app.models.decoders.eagle import attach_head
+from serve_app.models.heads.eagle import attach_head
 from tests import tiny
 from tests.variants import some
 

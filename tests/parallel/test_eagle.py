@@ -15,11 +15,11 @@ from serve_app.engine.speculation.eagle import EagleProposer
 from serve_app.engine.speculation.everything import VerifyEverything
 from serve_app.engine.speculation.speculate import Speculation
 from serve_app.engine.step import Capture, Scheduled, build_batch
-from serve_app.models.decoders.eagle import attach_head
+from serve_app.models.heads.eagle import attach_head
 from serve_app.parallel.cache import views
 from serve_app.worker.drafting import model_drafter
 from tests import tiny
-from tests.models.decoders.heads import write_head
+from tests.models.heads.written import write_head
 from tests.parallel.groups import divided, spec_of
 from tests.parallel.test_divided import NEW_TOKENS, generate, prompts
 

@@ -13,7 +13,7 @@ from serve_app.channel.inbox import TokenInbox
 from serve_app.parallel.meeting import leave
 from serve_app.worker.ranks import begin_ranks
 from tests import tiny
-from tests.models.decoders.heads import write_head
+from tests.models.heads.written import write_head
 from tests.parallel import groups
 from tests.worker.world import MemoryPool, call, prefill_call, read, start
 

@@ -20,9 +20,9 @@ from serve_app.engine.speculation.ngram import NgramProposer
 from serve_app.engine.speculation.recent import RecentProposer
 from serve_app.engine.speculation.speculate import Speculation
 from serve_app.kv.chunk import ChunkMeta
-from serve_app.models.decoders.eagle import attach_head
+from serve_app.models.heads.eagle import attach_head
 from tests import tiny
-from tests.models.decoders.heads import write_head
+from tests.models.heads.written import write_head
 from tests.variants import some
 
 NEW_TOKENS = 24

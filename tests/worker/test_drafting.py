@@ -20,7 +20,7 @@ from serve_app.worker.loading import load_engine
 from serve_app.worker.spec import WorkerSpec
 from tests import tiny
 from tests.adapters import made
-from tests.models.decoders.heads import write_head
+from tests.models.heads.written import write_head
 
 PROMPT = [(5 * i + 2) % 256 for i in range(70)]
 

@@ -3,7 +3,7 @@
 It sees every step's hidden states (:meth:`EagleProposer.observe`) and keeps those the head has not read yet. The head
 reads them when drafts are wanted, or once a block's worth has come together, so that its K/V follow the target's
 through the prefix cache and the pool even while nobody drafts. Its K/V lie in the target's own blocks (see
-``serve_app.models.decoders.eagle``), so there is nothing to allocate, to free or to lose.
+``serve_app.models.heads.eagle``), so there is nothing to allocate, to free or to lose.
 
 A token whose hidden states were never here (a prefix from the cache) needs none: its K/V came along. Where the head
 never read a token, as at the end of a request that was found in the cache, its slot holds whatever was there before,
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class Head(Protocol):
-    """See :class:`serve_app.models.decoders.eagle.EagleHead`."""
+    """See :class:`serve_app.models.heads.eagle.EagleHead`."""
 
     layers: tuple[int, ...]
 

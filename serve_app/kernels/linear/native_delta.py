@@ -8,13 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from serve_app.kernels.gpu.backend import operators
 from serve_app.kernels.library import native
 from serve_app.kernels.linear.base import Linear
 from serve_app.kernels.linear.delta import AdapterLinear, LowRank, Rows
-from serve_app.kernels.linear.device_delta import PARTS, DeviceAdapterLinear
 from serve_app.kernels.linear.packing import LinearLayout
-from serve_app.kernels.linear.panels import panel_library, plain_order
+from serve_app.kernels.linear.panels import plain_order
 from serve_app.kernels.linear.places import Packed, Places
 
 
@@ -47,18 +45,3 @@ class NativeAdapterLinear(AdapterLinear):
 
     def put(self, place: int, delta: Packed | None) -> None:
         self._places.put(place, delta)
-
-
-def adapter_linear(
-    inner: Linear, places: int, rows: Rows, widths: Sequence[int], columns: int, device: torch.device
-) -> AdapterLinear:
-    """In Triton on a GPU, in C++ where that takes the linear, else by torch's products."""
-    if device.type == "cuda" and (add := operators(device).add_deltas) is not None and len(widths) <= PARTS:
-        return DeviceAdapterLinear(add, inner, places, rows, widths, device)
-    library = panel_library() if device.type == "cpu" and inner.dtype is torch.bfloat16 else None
-    if library is not None:
-        try:
-            return NativeAdapterLinear(library, inner, places, rows, widths, columns)
-        except ValueError:  # odd sizes
-            pass
-    return AdapterLinear(inner, places, rows, widths, device)

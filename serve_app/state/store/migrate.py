@@ -131,6 +131,7 @@ def _config() -> Any:
 
     config = Config()
     config.set_main_option("script_location", str(_FOLDER).replace("%", "%%"))
+    config.attributes["metadata"] = metadata
     return config
 
 

@@ -9,10 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from serve_app.kernels.adapted import adapter_linear
 from serve_app.kernels.linear import packing, places
 from serve_app.kernels.linear.base import Linear
 from serve_app.kernels.linear.delta import AdapterLinear, Rows
-from serve_app.kernels.linear.native_delta import NativeAdapterLinear, adapter_linear
+from serve_app.kernels.linear.native_delta import NativeAdapterLinear
 from serve_app.kernels.linear.panels import panel_library
 
 pytestmark = pytest.mark.skipif(panel_library() is None, reason="needs a compiler and AVX512_BF16")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -11,8 +12,10 @@ from sqlalchemy.engine import Connection
 from serve_app.state.spending.alerts import Alert
 from serve_app.state.spending.quotas import Want
 from serve_app.state.store.database import Database
-from serve_app.state.store.deferred.events import EventTable
 from serve_app.state.store.tables import alerts
+
+if TYPE_CHECKING:
+    from serve_app.state.store.deferred.events import EventTable
 
 _KEEP_S = 40 * 86400.0
 

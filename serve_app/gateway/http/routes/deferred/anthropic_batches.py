@@ -25,7 +25,7 @@ from serve_app.gateway.http.bodies import GZIP, unzipped
 from serve_app.gateway.http.exchange import RUN, USE, Endpoint, Exchange, json_answer
 from serve_app.gateway.http.idempotent import check_key
 from serve_app.gateway.http.pour import Begun, begin, pour
-from serve_app.gateway.http.routes.dialects.anthropic import PREFIXES
+from serve_app.gateway.http.routes.prefixes import ANTHROPIC
 from serve_app.state.deferred.batches import ENDED, Batch
 
 _TAG = "Anthropic Batches"
@@ -46,7 +46,7 @@ _DOORS = ("anthropic",)
 
 
 def endpoints(exchange: Exchange) -> list[Endpoint]:
-    return [endpoint for prefix in PREFIXES for endpoint in under(exchange, prefix)]
+    return [endpoint for prefix in ANTHROPIC for endpoint in under(exchange, prefix)]
 
 
 def under(exchange: Exchange, prefix: str) -> list[Endpoint]:

@@ -20,7 +20,7 @@ from serve_app.gateway.http.blobs import blob_answer
 from serve_app.gateway.http.exchange import RUN, USE, Endpoint, Exchange, json_answer
 from serve_app.gateway.http.idempotent import check_key
 from serve_app.gateway.http.pour import pour
-from serve_app.gateway.http.routes.dialects.openai import PREFIXES
+from serve_app.gateway.http.routes.prefixes import OPENAI
 from serve_app.state.blobs.uploads import Upload
 
 _TAG = "OpenAI Batches"
@@ -42,7 +42,7 @@ CONTENT = Operation("The bytes of a file, or a range of them", _TAG, {"type": "s
 
 
 def endpoints(exchange: Exchange) -> list[Endpoint]:
-    return [endpoint for prefix in PREFIXES for endpoint in under(exchange, prefix)]
+    return [endpoint for prefix in OPENAI for endpoint in under(exchange, prefix)]
 
 
 def under(exchange: Exchange, prefix: str) -> list[Endpoint]:

@@ -27,7 +27,7 @@ from serve_app.gateway.batch_estimate import asks_estimate, estimate_batch
 from serve_app.gateway.http.exchange import USE, Endpoint, Exchange, json_answer
 from serve_app.gateway.http.idempotent import check_key
 from serve_app.gateway.http.routes.deferred.files import find_file
-from serve_app.gateway.http.routes.dialects.openai import PREFIXES
+from serve_app.gateway.http.routes.prefixes import OPENAI
 from serve_app.state.blobs.files import NoFile
 from serve_app.state.blobs.uploads import Upload, results_id
 from serve_app.state.callers.accounts import Caller
@@ -45,7 +45,7 @@ _DOORS = ("openai",)
 
 
 def endpoints(exchange: Exchange) -> list[Endpoint]:
-    return [endpoint for prefix in PREFIXES for endpoint in under(exchange, prefix)]
+    return [endpoint for prefix in OPENAI for endpoint in under(exchange, prefix)]
 
 
 def under(exchange: Exchange, prefix: str) -> list[Endpoint]:

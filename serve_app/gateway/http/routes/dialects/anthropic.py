@@ -14,10 +14,9 @@ from serve_app.api.openai import read as openai
 from serve_app.api.schema import dialects as schemas
 from serve_app.api.schema.openapi import Operation
 from serve_app.api.types import GenerateRequest
-from serve_app.gateway.http.exchange import ACCOUNT, Endpoint, Exchange, json_answer
+from serve_app.gateway.http.exchange import Endpoint, Exchange, json_answer
+from serve_app.gateway.http.routes.prefixes import ANTHROPIC
 
-# Anthropic's clients add /v1/messages to their base URL: with the one that Cloudflare's pages give, /v1 doubles.
-PREFIXES = ("/v1", ACCOUNT + "/ai/v1", ACCOUNT + "/ai/v1/v1", ACCOUNT + "/ai")
 _TAG = "Anthropic"
 _EXAMPLE = {"model": "@cf/pico/pico-instruct", "messages": [{"role": "user", "content": "What does math.sqrt do?"}]}
 MESSAGES = Operation(
@@ -32,7 +31,7 @@ COUNT = Operation("Count the tokens of a conversation", _TAG, schemas.count_outp
 
 
 def endpoints(exchange: Exchange) -> list[Endpoint]:
-    return [endpoint for prefix in PREFIXES for endpoint in under(exchange, prefix)]
+    return [endpoint for prefix in ANTHROPIC for endpoint in under(exchange, prefix)]
 
 
 def under(exchange: Exchange, prefix: str) -> list[Endpoint]:

@@ -16,7 +16,7 @@ from serve_app.api.schema.openapi import Operation
 from serve_app.api.speech import MEDIA_TYPES, SpeakRequest
 from serve_app.api.transcripts import SpeechTask, TranscribeRequest
 from serve_app.gateway.http.exchange import Endpoint, Exchange, Handler
-from serve_app.gateway.http.routes.dialects.openai import PREFIXES
+from serve_app.gateway.http.routes.prefixes import OPENAI
 from serve_app.gateway.http.streams import streamed
 from serve_app.tasks.sound import encoded
 
@@ -30,7 +30,7 @@ def endpoints(exchange: Exchange) -> list[Endpoint]:
         ("/audio/translations", "translate", "Write down in English what is said"),
     ]
     found = []
-    for prefix in PREFIXES:
+    for prefix in OPENAI:
         for path, task, said in listed:
             about = Operation(
                 said, _TAG, schemas.transcript(), schemas.transcript_form(task), schemas.EXAMPLE, streams=True,

@@ -20,7 +20,7 @@ from serve_app.api.schema import conversations as schemas
 from serve_app.api.schema.openapi import Operation
 from serve_app.api.types import GenerateRequest
 from serve_app.gateway.http.exchange import USE, Endpoint, Exchange, json_answer
-from serve_app.gateway.http.routes.dialects.openai import PREFIXES
+from serve_app.gateway.http.routes.prefixes import OPENAI
 from serve_app.state.kept.conversations import Conversations
 from serve_app.state.protocols import Conversation
 
@@ -41,7 +41,7 @@ REMOVE = Operation("Take an item out of a conversation", _TAG, schemas.conversat
 
 
 def endpoints(exchange: Exchange) -> list[Endpoint]:
-    return [endpoint for prefix in PREFIXES for endpoint in under(exchange, prefix)]
+    return [endpoint for prefix in OPENAI for endpoint in under(exchange, prefix)]
 
 
 def under(exchange: Exchange, prefix: str) -> list[Endpoint]:

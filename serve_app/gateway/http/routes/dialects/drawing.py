@@ -15,7 +15,7 @@ from serve_app.api.openai.read import model_of
 from serve_app.api.schema import drawing as schemas
 from serve_app.api.schema.openapi import Operation
 from serve_app.gateway.http.exchange import Endpoint, Exchange, json_answer
-from serve_app.gateway.http.routes.dialects.openai import PREFIXES
+from serve_app.gateway.http.routes.prefixes import OPENAI
 from serve_app.gateway.http.streams import streamed
 from serve_app.tasks.model import ServedModel
 
@@ -33,7 +33,7 @@ def endpoints(exchange: Exchange) -> list[Endpoint]:
     )  # fmt: skip
     return [
         endpoint
-        for prefix in PREFIXES
+        for prefix in OPENAI
         for endpoint in (
             Endpoint("POST", prefix + "/images/generations", routes.generate, drawing, openai_body),
             Endpoint("POST", prefix + "/images/edits", routes.edit, changing, openai_body),

@@ -15,10 +15,10 @@ from serve_app.api.openai import write as openai_answers
 from serve_app.api.schema import dialects as schemas
 from serve_app.api.schema.openapi import Operation
 from serve_app.api.types import EmbedRequest, GenerateRequest
-from serve_app.gateway.http.exchange import ACCOUNT, USE, Endpoint, Exchange, json_answer
+from serve_app.gateway.http.exchange import USE, Endpoint, Exchange, json_answer
+from serve_app.gateway.http.routes.prefixes import OPENAI
 from serve_app.tasks.estimate import Estimated
 
-PREFIXES = (ACCOUNT + "/ai/v1", "/v1")
 _CHAT_MODEL, _EMBED_MODEL = "@cf/pico/pico-instruct", "@cf/sentence-transformers/all-minilm-l6-v2"
 _QUESTION = [{"role": "user", "content": "What does math.sqrt do?"}]
 _TAG = "OpenAI"
@@ -50,7 +50,7 @@ MODEL = Operation("One model", _TAG, schemas.openai_model())
 
 
 def endpoints(exchange: Exchange) -> list[Endpoint]:
-    return [endpoint for prefix in PREFIXES for endpoint in under(exchange, prefix)]
+    return [endpoint for prefix in OPENAI for endpoint in under(exchange, prefix)]
 
 
 def under(exchange: Exchange, prefix: str) -> list[Endpoint]:

@@ -19,7 +19,7 @@ from serve_app.api.transcripts import TranscribeRequest
 from serve_app.gateway.http.auth import authenticate
 from serve_app.gateway.http.exchange import RUN, Exchange, error_answer
 from serve_app.gateway.http.realtime import Transcribing
-from serve_app.gateway.http.routes.dialects.openai import PREFIXES
+from serve_app.gateway.http.routes.prefixes import OPENAI
 from serve_app.tasks.model import ServedModel
 
 # Of one gateway, and of one account at it.
@@ -40,7 +40,7 @@ GONE = (RuntimeError, WebSocketDisconnect)
 
 def routes(exchange: Exchange) -> list[WebSocketRoute]:
     route = RealtimeRoute(exchange)
-    return [WebSocketRoute(prefix + "/realtime", route.serve) for prefix in PREFIXES]
+    return [WebSocketRoute(prefix + "/realtime", route.serve) for prefix in OPENAI]
 
 
 class RealtimeRoute:

@@ -29,8 +29,8 @@ from serve_app.api.types import GenerateRequest
 from serve_app.catalog.prompts import BrokenPrompt
 from serve_app.gateway.http.exchange import USE, Endpoint, Exchange, json_answer
 from serve_app.gateway.http.resumable import launch
-from serve_app.gateway.http.routes.dialects.openai import PREFIXES
 from serve_app.gateway.http.routes.operating.requests import replay, seen
+from serve_app.gateway.http.routes.prefixes import OPENAI
 from serve_app.gateway.resume.log import split
 from serve_app.state.kept.responses import Beginning
 from serve_app.state.kept.streams import CANCELLING, RUNNING
@@ -70,7 +70,7 @@ DELETE = Operation("Forget a stored response", _TAG)
 
 
 def endpoints(exchange: Exchange) -> list[Endpoint]:
-    return [endpoint for prefix in PREFIXES for endpoint in under(exchange, prefix)]
+    return [endpoint for prefix in OPENAI for endpoint in under(exchange, prefix)]
 
 
 def under(exchange: Exchange, prefix: str) -> list[Endpoint]:

@@ -17,7 +17,7 @@ from serve_app.api.schema.openapi import Operation
 from serve_app.api.types import Asked, EmbedRequest, GenerateRequest
 from serve_app.gateway.http.auth import is_operator
 from serve_app.gateway.http.exchange import ACCOUNT, READ, Endpoint, Exchange, json_answer
-from serve_app.gateway.http.routes.dialects.openai import PREFIXES
+from serve_app.gateway.http.routes.prefixes import OPENAI
 from serve_app.gateway.usage import openai
 from serve_app.gateway.usage.graphql.lists import Looks
 from serve_app.gateway.usage.graphql.run import answer
@@ -50,7 +50,7 @@ def endpoints(exchange: Exchange) -> list[Endpoint]:
         Endpoint("GET", own + "/{id}", routes.receipt, RECEIPT, scopes=READ, operated=True),
         Endpoint("POST", "/client/v4/graphql", routes.graphql, GRAPHQL, scopes=READ),
     ]
-    for prefix in PREFIXES:
+    for prefix in OPENAI:
         organisation = prefix + "/organization"
         found += [
             Endpoint("GET", organisation + "/usage/completions", routes.completions, COMPLETIONS, openai_body, READ),

@@ -12,10 +12,10 @@ from serve_app.engine.speculation.eagle import EagleProposer, HeadRows
 from serve_app.engine.speculation.everything import VerifyEverything
 from serve_app.engine.speculation.speculate import Speculation
 from serve_app.engine.step import Capture, Scheduled, build_batch
-from serve_app.models.decoders.eagle import attach_head
+from serve_app.models.heads.eagle import attach_head
 from serve_app.models.loading.folder import UnsupportedModel
 from tests import tiny
-from tests.models.decoders.heads import CONFIG, plain_head, write_head
+from tests.models.heads.written import CONFIG, plain_head, write_head
 
 TOKENS = [(13 * i + 5) % 256 for i in range(45)]
 LAYERS = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}
