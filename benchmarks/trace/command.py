@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.checks import Checks
-from benchmarks.trace.engine import prefill_alone
+from benchmarks.trace.engine import decode_cost, prefill_alone
 from benchmarks.trace.goodput import highest
-from benchmarks.trace.ideal import ideal_ttft
+from benchmarks.trace.ideal import ideal_ttft, rate_bounds
 from benchmarks.trace.measure import Result, quantile, table
 from benchmarks.trace.policies import EXPLAINED, POLICIES, build, variants
 from benchmarks.trace.requests import (
@@ -209,6 +209,9 @@ def run(argv: list[str] | None = None) -> int:
     missed = unlimited_misses(trace)
     targets["ttft_p90_floor_ms"] = _p90_ms([prefill_alone(tokens, spec.chunk) for tokens in missed])
     targets["ttft_p90_ideal_ms"] = {f"x{rate:g}": _ideal(trace, missed, spec, rate) for rate in rates}
+    cost = decode_cost(spec.decode_cost, spec.kv_tokens)
+    bounds = rate_bounds(trace, missed, spec.workers, cost, spec.kv_tokens, 1.0 - FAILED)
+    targets["rate_bound_of_all_and_of_the_nine_tenths_with_least_work"] = [round(bound, 2) for bound in bounds]
     if arguments.json:
         print(json.dumps(_shown(arguments, spec, trace) | {"rows": rows, "compared": targets}))
         return 0

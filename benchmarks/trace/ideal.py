@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heappop, heappush
 
-from benchmarks.trace.engine import P0, P1, P2
+from benchmarks.trace.engine import P0, P1, P2, DecodeCost
+from benchmarks.trace.requests import TraceRequest
 
 # What a worker that helps with a prompt adds to each step: a layer's K/V has to get there before its attention.
 HOP_S = 0.004
@@ -58,6 +59,28 @@ def ideal_ttft(
             computed = min(left[index], chunk)
             heappush(events, (now + step_seconds(computed, count), index, computed, count))
     return found
+
+
+def work(request: TraceRequest, missed: int, decode: DecodeCost, kv_tokens: int) -> float:
+    """Seconds of one worker that a request takes at least: its missed tokens in steps of the cheapest size, and its
+    share of decode steps of a worker whose cache is full, where each stream costs least.
+    """
+    step = (P0 / P2) ** 0.5
+    full = decode.base + (decode.token + decode.square * kv_tokens) * kv_tokens
+    context = request.prompt + request.output / 2
+    return missed * (P0 / step + P1 + P2 * step) + request.output * full * context / kv_tokens
+
+
+def rate_bounds(
+    trace: Sequence[TraceRequest], missed: Sequence[int], workers: int, decode: DecodeCost, kv_tokens: int, share: float
+) -> tuple[float, float]:
+    """Multiples of the trace's rate at which workers that are never idle have just time for all requests, and for the
+    ``share`` of them that takes least.
+    """
+    seconds = sorted(work(r, m, decode, kv_tokens) for r, m in zip(trace, missed, strict=True))
+    span = max(trace[-1].at - trace[0].at, 1e-9)
+    some = seconds[: max(1, round(share * len(seconds)))]
+    return workers * span / sum(seconds), workers * span / sum(some)
 
 
 def _helpers(steps: Sequence[int], free: int) -> list[int]:

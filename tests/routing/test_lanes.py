@@ -116,3 +116,46 @@ def test_without_a_worker_for_prefill_nothing_is_held_back_for_ever() -> None:
     fleet.remove("p")
     fleet.report(load("d", "decode", at=62.0))
     assert fleet.congestion == 0.0 and lanes.open(fleet, 0.0)
+
+
+def test_long_prompts_get_what_short_ones_leave() -> None:
+    fleet, lanes = Fleet(CostModel(), Random(0)), Lanes(1.0)
+    for number in range(WORKERS):
+        fleet.report(load(f"w{number}", "decode" if number < 2 else "prefill"))
+    fleet.congestion = 4.0
+    # Six prefill, and short prompts take four of them: there is room for one long prompt.
+    for tick in range(400):
+        lanes.measure(request(), 0.4, tick * 0.1)
+    assert lanes.open(fleet, 40.0)
+    lanes.enter(1.0, 40.0)
+    assert not lanes.open(fleet, 40.0)
+    lanes.leave()
+    # They take all six: long ones have a twentieth of the time, and wait when they have had it.
+    for tick in range(400, 1200):
+        lanes.measure(request(), 0.6, tick * 0.1)
+    assert lanes.open(fleet, 120.0)
+    lanes.enter(4.0, 120.0)
+    lanes.leave()
+    assert not lanes.open(fleet, 120.0) and not lanes.open(fleet, 121.0)
+    for tick in range(1200, 1400):
+        lanes.measure(request(), 0.6, tick * 0.1)
+    assert lanes.open(fleet, 140.0)
+    # Of two gateways each has half of the workers to give.
+    for tick in range(1400, 2000):
+        lanes.measure(request(), 0.2, tick * 0.1)
+    lanes.enter(1.0, 200.0)
+    assert lanes.open(fleet, 200.0) and not lanes.open(fleet, 200.0, gateways=2)
+
+
+def test_long_requests_that_are_late_are_refused_where_they_are_held_back() -> None:
+    dispatch = Dispatch(DispatchConfig(admission=AdmissionConfig(Targets(ttft=1.0))))
+    for number in range(WORKERS):
+        dispatch.report(f"p{number}", load(f"w{number}", "prefill" if number else "decode"), 0.0)
+    dispatch.router.fleet.congestion = 4.0
+    for number in range(4):
+        dispatch.arrive(request(f"long{number}", 45_000, arrived_at=1.0), 1.0)
+    assert dispatch.admission.lanes.inside == 2 and len(dispatch.queue) == 2
+    assert not dispatch.tick(1.3).turns
+    turns = dispatch.tick(4.0).turns
+    assert [turn.request_id for turn in turns] == ["long2", "long3"] and dispatch.admission.lanes.inside == 2
+    assert all(turn.refusal is not None for turn in turns) and not len(dispatch.queue)

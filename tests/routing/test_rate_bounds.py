@@ -1,0 +1,30 @@
+"""No workers can do more than what their time has room for."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.trace.engine import decode_cost, prefill_alone
+from benchmarks.trace.ideal import rate_bounds, work
+from benchmarks.trace.requests import TraceRequest
+
+
+def test_a_request_takes_no_less_than_its_steps() -> None:
+    kv, cost = 1_000_000, decode_cost("linear", 1_000_000)
+    prompt = TraceRequest("a", 0.0, 50_000, 1, ())
+    # No chunk makes it cheaper, and the cheapest comes close.
+    least = work(prompt, 50_000, cost, kv)
+    assert least < min(prefill_alone(50_000, chunk) for chunk in (1000, 2048, 4096, 6250, 8192, 50_000)) < 1.02 * least
+    # A hundred streams of 10,000 tokens fill the worker: each has a hundredth of every step.
+    stream = TraceRequest("b", 0.0, 9_900, 200, ())
+    assert work(stream, 0, cost, kv) == pytest.approx(200 * (cost.base + cost.token * kv) / 100)
+
+
+def test_without_the_dearest_requests_there_is_time_for_more() -> None:
+    cost = decode_cost("mocker", 1_000_000)
+    trace = [TraceRequest(str(n), float(n), 100_000 if n == 5 else 1000, 10, ()) for n in range(10)]
+    missed = [r.prompt for r in trace]
+    everything, most = rate_bounds(trace, missed, 4, cost, 1_000_000, 0.9)
+    seconds = [work(r, m, cost, 1_000_000) for r, m in zip(trace, missed, strict=True)]
+    assert everything == pytest.approx(4 * 9.0 / sum(seconds))
+    assert most == pytest.approx(4 * 9.0 / (9 * seconds[0])) and most > 5 * everything
