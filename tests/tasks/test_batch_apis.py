@@ -350,7 +350,7 @@ async def test_one_key_is_one_message_batch(echo, small, count):
 # -- what it would cost
 
 
-async def test_a_batch_tells_what_it_would_cost_at_every_door(echo):
+async def test_a_batch_tells_what_it_would_cost_at_every_api(echo):
     """Eleven dollars a million tokens are a neuron a token; see `test_estimate.py` for what the backend foresees."""
     next(iter(echo.gateway.models)).ready = True
     single = {"requests": [{"messages": TURN}] * 3}
