@@ -38,8 +38,8 @@ def fits(grammars, tokenizer):
         assert built is not None and needs_grammar(request)
         matcher = grammars.matcher(built)
         ids = tokenizer.encode_prompt(text).tolist()
-        ended = matcher.ended or matcher.allowed([tokenizer._id_of("eos_token")]) == 1
-        return matcher.advance(ids) == len(ids) and ended
+        whole = matcher.advance(ids) == len(ids)
+        return whole and (matcher.ended or matcher.allowed([tokenizer._id_of("eos_token")]) == 1)
 
     return check
 

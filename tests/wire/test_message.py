@@ -100,12 +100,12 @@ FIELDS = {
     "rank-failed:1": "rank reason",
     "rank-go:1": "ok",
     "rank-hello:1": "rank token pid",
-    "rank-loaded:2": "rank layers read_bytes seconds linears",
+    "rank-loaded:3": "rank layers read_bytes seconds linears",
     "rank-meeting:2": "host port file",
     "rank-ready:1": "rank ok",
     "rank-state:3": "rank pid memory_bytes seconds together_s waits_s steps busy_s",
-    "rank-step:3": "input_ids positions slots query_start seq_lens block_tables sample_rows max_query_len max_seq_len "
-    "total_seq_len decodes extended embedded_rows embedded_values ends adapters axes",
+    "rank-step:4": "input_ids positions slots query_start seq_lens block_tables sample_rows max_query_len max_seq_len "
+    "total_seq_len decodes extended embedded_rows embedded_values ends adapters axes captured",
     "resume:1": "streams",
     "stream-over:1": "id",
     "subscribe:2": "inbox lease_s needed roles plans",
@@ -128,7 +128,7 @@ INSIDE = {
     "handover_at_s drafted_tokens accepted_tokens",
     "Query": "id agreed suffix adapter",
     "RankLayer": "layer heads first_head all_heads head_dim shared",
-    "RankLinear": "name outputs inputs",
+    "RankLinear": "name outputs inputs experts",
     "TokenItem": "stream_id offset ids finish logprobs cached",
     "SamplingParams": "max_tokens temperature top_k top_p min_p seed repetition_penalty frequency_penalty "
     "presence_penalty logit_bias logprobs stop_token_ids ignore_eos min_tokens grammar prompt_logprobs",
