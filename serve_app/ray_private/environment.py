@@ -38,8 +38,8 @@ SERVING: dict[str, str] = {
     # generation may take.
     "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "1800",
     # Whether HAProxy lives is asked this often, in a turn of the controller, and three times before another is started:
-    # 33 s by default, so four. A stand-in listens meanwhile (stand_in.py).
-    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "0.5",
+    # 33 s by default, so 2.3. A stand-in listens meanwhile (stand_in.py).
+    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "0.2",
     # Headers of up to 31 KiB reach the gateway, which refuses more than 16 KiB in the envelope; HAProxy can't.
     "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": "32768",
     # Idle connections leave the old HAProxy process over this time instead of lingering until the hard stop.
@@ -50,8 +50,8 @@ SERVING: dict[str, str] = {
     # Serve gives HAProxy this long to come up before it starts another; its 5 s are too few on a busy machine.
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",
     # The controller and the metrics of each replica look around ten times a second by default: a third of what an idle
-    # local stack uses.
-    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
+    # local stack uses. Half a second makes starts longer.
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.25",
     "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "5000",
     # Ray starts workers at nice 15, where whatever else runs on the machine takes the cores from models. They stay
     # behind Ray's own daemons, which must answer each other in time.
