@@ -6,8 +6,8 @@ MODEL_DIR is a Whisper, by default the one that comes with the project. Sounds a
 vocabulary that espeak-ng speaks (it must be on the path), or the files of ``--sounds``: ``NAME.wav`` with what is
 said in ``NAME.txt``.
 Each variant begins with the bytes of WAV files, decoding included, and answers greedily with times of segments:
-``one by one``, as a single user waits, and ``together``, all at once (the pipeline with ``batch_size``, ours as so many
-requests of the worker). ``--long S`` strings sounds together until they last that long, which goes window by window.
+``one by one``, as a single user waits, and ``together``, all at once (ours as so many requests of the worker).
+``--long S`` strings sounds together until they last that long, which goes window by window.
 
 A *real-time factor* is seconds of processing over seconds of sound, with all threads of this process. ``processor_s``
 are this process's seconds of processor time per second of sound, which a busy machine changes less. Rounds alternate
@@ -108,11 +108,13 @@ def strung(sounds: Sequence[Sound], seconds: float) -> Sound:
 
 
 class Ours:
-    """The worker of speech recognition, in this process."""
+    """The worker of speech recognition, in this process; ``most`` windows are computed at once."""
 
-    def __init__(self, path: Path, threads: int) -> None:
+    def __init__(self, path: Path, threads: int, most: int) -> None:
+        positions = json.loads((path / "config.json").read_text())["max_source_positions"]
         spec = WorkerSpec("@cf/benchmark/speech", "predictor", {"path": str(path)}, str(path / "x.yaml"), str(path),
-                          task="automatic-speech-recognition", dtype="float32", cpu_threads=threads)  # fmt: skip
+                          task="automatic-speech-recognition", dtype="float32", cpu_threads=threads,
+                          max_batch_tokens=most * positions)  # fmt: skip
         self._work = PredictWork(spec, lambda step: None)
 
     async def _one(self, data: bytes) -> str:
@@ -215,7 +217,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--long", type=float, default=120, metavar="S", help="of the long sound; 0 for none")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--batch-size", type=int, default=16, help="of the pipeline, in sounds")
+    parser.add_argument("--batch-size", type=int, default=16, help="in sounds or windows, as the records have it")
     parser.add_argument("--faster-whisper", metavar="PYTHON", help="of an environment that has it and transformers")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
@@ -223,7 +225,10 @@ def main(argv: list[str] | None = None) -> int:
     sounds = read(args.sounds) if args.sounds else spoken(args.count, args.seed)
     if not sounds:
         raise SystemExit(f"there is no .wav file in {args.sounds}")
-    ours, pipeline = Ours(args.model_dir.resolve(), args.threads), Pipeline(args.model_dir, args.batch_size)
+    ours, pipeline = (
+        Ours(args.model_dir.resolve(), args.threads, args.batch_size),
+        Pipeline(args.model_dir, args.batch_size),
+    )
     torch.set_num_threads(args.threads)
     peer = FasterWhisper(args.faster_whisper, args.model_dir.resolve(), args.threads) if args.faster_whisper else None
     sets = {"one by one": sounds, "together": sounds}

@@ -13,13 +13,10 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from ray import serve
 
-from deployments.model import model_application
-from serve_app.app import gateway_application
-from serve_app.catalog.load import BUILT_IN, PROJECT_ROOT, load_catalog
-from serve_app.config import api_key, load_settings
-from serve_app.tasks.model import application_name
+from serve_app.catalog.load import BUILT_IN, PROJECT_ROOT
+from serve_app.config import load_settings
+from tests.e2e.beside import served_beside
 from tests.e2e.conftest import CHAT, eos_id
 from tests.waiting import wait_for
 
@@ -46,22 +43,9 @@ def http(stack, tmp_path_factory):
     (home / "models").mkdir()
     (home / "models" / "ranks.yaml").write_text(yaml.safe_dump(record()))
     settings = load_settings({"SERVE_APP_HOME": str(home), "SERVE_APP_MODELS": MODEL})
-    catalog = load_catalog(home)
-    model = catalog[MODEL]
-    bound = model_application(model, model.serving["local"], settings, catalog.source(MODEL))
-    targets = [
-        serve.RunTarget(target=bound, name=application_name(MODEL), route_prefix=None),
-        serve.RunTarget(target=gateway_application(settings, replicas=(1, 1)), name="ranks", route_prefix="/ranks"),
-    ]
-    serve.run_many(targets, wait_for_applications_running=False)
-    try:
-        headers = {"Authorization": f"Bearer {api_key(settings)}"}
-        with httpx.Client(base_url=f"{stack.url}/ranks", headers=headers, timeout=120) as client:
-            wait_for(lambda: len(groups(client)) == 2, 180, 0.5)
-            yield client
-    finally:
-        for name in ("ranks", application_name(MODEL)):
-            serve.delete(name, _blocking=False)
+    with served_beside(stack.url, settings, MODEL, "ranks") as client:
+        wait_for(lambda: len(groups(client)) == 2, 180, 0.5)
+        yield client
 
 
 def groups(http: httpx.Client) -> list[list[int]]:

@@ -8,14 +8,12 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from ray import serve
 
-from serve_app.app import gateway_application, model_application
 from serve_app.catalog.errors import CatalogError
-from serve_app.catalog.load import BUILT_IN, PROJECT_ROOT, load_catalog
+from serve_app.catalog.load import BUILT_IN, PROJECT_ROOT
 from serve_app.cluster import LocalCluster
-from serve_app.config import api_key, load_settings
-from serve_app.tasks.model import application_name
+from serve_app.config import load_settings
+from tests.e2e.beside import served_beside
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slow
@@ -47,30 +45,17 @@ def test_a_server_that_can_never_place_a_worker_does_not_start(ray_cluster, sett
 
 def test_a_worker_that_waits_for_nodes_is_shown_in_health(stack, settings):
     """As under ``serve deploy``, where nodes may come. Serve says so half a minute after it has asked for them."""
-    catalog = load_catalog(settings.home)
-    model = catalog[MODEL]
-    bound = model_application(model, model.serving["local"], settings, catalog.source(MODEL))
-    targets = [
-        serve.RunTarget(target=bound, name=application_name(MODEL), route_prefix=None),
-        serve.RunTarget(target=gateway_application(settings, replicas=(1, 1)), name="wide", route_prefix="/wide"),
-    ]
-    serve.run_many(targets, wait_for_applications_running=False)
-    try:
-        headers = {"Authorization": f"Bearer {api_key(settings)}"}
-        with httpx.Client(base_url=f"{stack.url}/wide", headers=headers, timeout=60) as http:
+    with served_beside(stack.url, settings, MODEL, "wide") as http:
 
-            def told() -> str:
-                try:
-                    found = http.get("/health")
-                    assert found.status_code in (404, 502, 503), found.text
-                    return found.json()["models"][MODEL]["deployments"]["decode"]
-                except (httpx.HTTPError, KeyError, ValueError):
-                    return ""
+        def told() -> str:
+            try:
+                found = http.get("/health")
+                assert found.status_code in (404, 502, 503), found.text
+                return found.json()["models"][MODEL]["deployments"]["decode"]
+            except (httpx.HTTPError, KeyError, ValueError):
+                return ""
 
-            said = wait_for(told, 180, 0.5)
-            assert said.count('"GPU": 1.0') == 4 and "total resources available: {}" in said, said
-            asked = http.post("/v1/completions", json={"model": MODEL, "prompt": "Hello", "max_tokens": 1})
-            assert asked.status_code == 503 and asked.headers["retry-after"]
-    finally:
-        for name in ("wide", application_name(MODEL)):
-            serve.delete(name, _blocking=False)
+        said = wait_for(told, 180, 0.5)
+        assert said.count('"GPU": 1.0') == 4 and "total resources available: {}" in said, said
+        asked = http.post("/v1/completions", json={"model": MODEL, "prompt": "Hello", "max_tokens": 1})
+        assert asked.status_code == 503 and asked.headers["retry-after"]

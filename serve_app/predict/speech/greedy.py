@@ -26,6 +26,8 @@ KNOWN = frozenset(
     }
 )  # fmt: skip
 NEVER = float("-inf")
+# K and V of what was heard, of each layer.
+Crossed = list[tuple[Tensor, Tensor]]
 
 
 @dataclass(slots=True, frozen=True)
@@ -67,18 +69,21 @@ class Greedy:
         known = {name for name, value in said.to_diff_dict().items() if value is not None} <= KNOWN
         return known and isinstance(said.eos_token_id, int) and isinstance(said.max_length, int)
 
-    def first(self, encoded: Tensor, start: int) -> Tensor:
-        """Logits behind ``start`` alone."""
-        keys = [layer.crossed(encoded, self._heads) for layer in self._layers]
-        return self._pass(self._buffers(len(encoded), 1), keys, torch.full((len(encoded), 1), start), 0, whole=True)[0]
+    def heard(self, encoded: Tensor) -> Crossed:
+        """What layers look at of ``encoded``, the encoder's ``[rows, positions, width]``."""
+        return [layer.crossed(encoded, self._heads) for layer in self._layers]
 
-    def run(self, encoded: Tensor, prefix: list[list[int]]) -> Said:
-        """``encoded``: ``[rows, positions, width]`` of the encoder; ``prefix``: as long for all rows."""
+    def first(self, heard: Crossed, start: int) -> Tensor:
+        """Logits behind ``start`` alone."""
+        rows = len(heard[0][0])
+        return self._pass(self._buffers(rows, 1), heard, torch.full((rows, 1), start), 0)[0]
+
+    def run(self, heard: Crossed, prefix: list[list[int]]) -> Said:
+        """``prefix``: as long for all rows."""
         rows, given = len(prefix), len(prefix[0])
         longest = min(self._most + min(self._longest // 2 - 1, given), self._longest)
         buffers = self._buffers(rows, longest)
-        crossed = [layer.crossed(encoded, self._heads) for layer in self._layers]
-        first, logits = self._pass(buffers, crossed, torch.tensor(prefix), 0, whole=True)
+        first, logits = self._pass(buffers, heard, torch.tensor(prefix), 0)
         tokens: list[list[int]] = [[] for _ in range(rows)]
         sums, counts, over = [0.0] * rows, [0] * rows, [False] * rows
         at = given
@@ -95,7 +100,7 @@ class Greedy:
             at += 1
             if all(over) or at >= longest:
                 break
-            logits = self._pass(buffers, crossed, torch.tensor(best)[:, None], at - 1, whole=False)[1]
+            _, logits = self._pass(buffers, heard, torch.tensor(best)[:, None], at - 1)
         return Said(tokens, [total / count for total, count in zip(sums, counts, strict=True)], first)
 
     def _buffers(self, rows: int, length: int) -> list[tuple[Tensor, Tensor]]:
@@ -110,14 +115,13 @@ class Greedy:
         ]
 
     def _pass(
-        self, buffers: list[tuple[Tensor, Tensor]], crossed: list[tuple[Tensor, Tensor]], ids: Tensor, at: int, *,
-        whole: bool,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Logits behind the first and the last of ``ids``, which stand at ``at``; ``whole``: both are wanted."""
+        self, buffers: list[tuple[Tensor, Tensor]], heard: Crossed, ids: Tensor, at: int
+    ) -> tuple[Tensor, Tensor]:
+        """Logits behind the first and the last of ``ids``, which stand at ``at``."""
         decoder, rows, length = self._decoder, *ids.shape
         ids = ids.to(self._head.weight.device)
         x = decoder.embed_tokens(ids) + decoder.embed_positions.weight[at : at + length]
-        for layer, (keys, values), across in zip(self._layers, buffers, crossed, strict=True):
+        for layer, (keys, values), across in zip(self._layers, buffers, heard, strict=True):
             q, k, v = layer.qkv(layer.norm(x)).view(rows, length, 3, self._heads, self._size).permute(2, 0, 3, 1, 4)
             keys[:, :, at : at + length] = k
             values[:, :, at : at + length] = v
@@ -127,7 +131,7 @@ class Greedy:
             x = x + layer.feed(x)
         x = decoder.layer_norm(x)
         last = self._head(x[:, -1]).float()
-        return (self._head(x[:, 0]).float() if length > 1 else last) if whole else last, last
+        return self._head(x[:, 0]).float() if length > 1 else last, last
 
     def _choose(self, logits: Tensor, tokens: list[list[int]]) -> tuple[list[int], list[float]]:
         """Each row's token and its log-probability among what the rules let pass."""

@@ -7,6 +7,8 @@ minutes.
 
 from __future__ import annotations
 
+from itertools import chain
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -31,12 +33,14 @@ class Spectrum:
         self._window = torch.hann_window(self._fft)
         self._filters = torch.from_numpy(extractor.mel_filters).float().T.contiguous()
         self.frames = self._length // self._hop
-        pieces = range(0, self.frames, PIECE)
-        self._top = max(float(self._log(at, min(at + PIECE, self.frames)).max()) for at in pieces)
+        self._first = self._log(0, min(PIECE, self.frames))  # all of a sound of one window
+        pieces = (self._log(at, min(at + PIECE, self.frames)) for at in range(PIECE, self.frames, PIECE))
+        self._top = max(float(piece.max()) for piece in chain([self._first], pieces))
 
     def window(self, start: int, length: int) -> Tensor:
         """[mels, length] float32 from the frame ``start`` on; zeros behind the end."""
-        found = self._log(start, min(start + length, self.frames))
+        end = min(start + length, self.frames)
+        found = self._first[:, start:end] if end <= self._first.shape[-1] else self._log(start, end)
         found = (torch.maximum(found, torch.tensor(self._top - DEPTH)) + 4.0) / 4.0
         return torch.nn.functional.pad(found, (0, length - found.shape[-1]))
 

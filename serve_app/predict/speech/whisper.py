@@ -217,14 +217,14 @@ class Whisper(Predictor):
         return self._generate(items, features, encoded, known)
 
     def _hear(self, greedy: Greedy, encoded: Tensor, known: list[str | None], task: str) -> list[Heard]:
-        prefix = [[self._start] for _ in known]
+        heard, prefix = greedy.heard(encoded), [[self._start] for _ in known]
         if self.multilingual:
             told = known
             if None in known:
-                told = list(self._listen(greedy.first(encoded, self._start), known)[0])
+                told = list(self._listen(greedy.first(heard, self._start), known)[0])
             tasks = self._model.generation_config.task_to_id
             prefix = [[self._start, self._languages[f"<|{language}|>"], tasks[task]] for language in told]
-        said = greedy.run(encoded, prefix)
+        said = greedy.run(heard, prefix)
         languages, probabilities = self._listen(said.first, known)
         return [
             Heard(tokens, language, sure, silent, logprob)
