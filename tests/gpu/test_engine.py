@@ -53,7 +53,7 @@ def test_pico_gives_the_same_tokens_as_on_the_cpu():
     assert generate(PICO, "cuda", max_num_seqs=8, graphs=False) == expected
 
 
-@pytest.mark.parametrize("family", list(tiny.FAMILIES))
+@pytest.mark.parametrize("family", list(tiny.FAMILIES | tiny.MIXTURES | tiny.LATENT))
 def test_families_give_the_same_tokens_as_on_the_cpu(family, tmp_path):
     path = tiny.write_checkpoint(tmp_path, family)
     assert generate(path, "cuda", max_num_seqs=8) == generate(path, "cpu")

@@ -16,7 +16,7 @@ pytestmark = [
 NEW_TOKENS = 24
 
 
-@pytest.mark.parametrize("family", list(tiny.FAMILIES))
+@pytest.mark.parametrize("family", list(tiny.FAMILIES | tiny.OTHERS | tiny.MIXTURES | tiny.LATENT))
 def test_mixed_batch_with_chunked_prefill(family, tmp_path):
     path = tiny.write_checkpoint(tmp_path / family, family)
     model = tiny.load(path, device="cuda")
