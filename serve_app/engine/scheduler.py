@@ -164,7 +164,7 @@ class Scheduler:
                 continue
             if room is not None:
                 room.take(request, request.computed, count)
-            step.scheduled.append(self._schedule(request, count))
+            step.add(self._schedule(request, count))
             budget = self.max_batch_tokens - step.tokens
 
     def _let_in(self, step: Step, room: Room | None = None) -> None:
@@ -190,7 +190,7 @@ class Scheduler:
                 break
             self.waiting.remove(request)
             put(self.running, request)
-            step.scheduled.append(self._schedule(request, count))
+            step.add(self._schedule(request, count))
             budget -= count
 
     def commit(self, step: Step, sampled: list[Sampled]) -> list[StepOutput]:
@@ -354,8 +354,7 @@ class Scheduler:
             step.yielded += 1
         else:
             step.preempted += 1
-        step.scheduled = [s for s in step.scheduled if s.request is not request]
-        step.copies = [c for c in step.copies if c.request is not request]
+        step.drop(request)
 
     def _put_back(self, request: Request, *, paused: bool = False) -> None:
         self.running.remove(request)

@@ -104,14 +104,27 @@ class Step:
     yielded: int = 0
     # Batch requests are in it beside others, or have been left out for their sake.
     beside: bool = False
+    # Sums over what is scheduled, kept because the scheduler asks for them with each request.
+    tokens: int = field(init=False, default=0)
+    scores: int = field(init=False, default=0)
 
-    @property
-    def tokens(self) -> int:
-        return sum(s.count for s in self.scheduled)
+    def __post_init__(self) -> None:
+        self.tokens = sum(s.count for s in self.scheduled)
+        self.scores = sum(s.scores for s in self.scheduled)
 
-    @property
-    def scores(self) -> int:
-        return sum(s.scores for s in self.scheduled)
+    def add(self, item: Scheduled) -> None:
+        self.scheduled.append(item)
+        self.tokens += item.count
+        self.scores += item.scores
+
+    def drop(self, request: Request) -> None:
+        """Takes out what was scheduled of ``request``, and its copies."""
+        for item in self.scheduled:
+            if item.request is request:
+                self.tokens -= item.count
+                self.scores -= item.scores
+        self.scheduled = [s for s in self.scheduled if s.request is not request]
+        self.copies = [c for c in self.copies if c.request is not request]
 
     @property
     def own(self) -> list[Scheduled]:

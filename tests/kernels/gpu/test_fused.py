@@ -37,7 +37,8 @@ def test_the_check_finds_a_wrong_operator(broken: str, device: torch.device) -> 
 
     with pytest.raises(RuntimeError, match="differs"):
         selftest.check(dataclasses.replace(TORCH, **{broken: wrong}), device)
-    assert selftest.check(TORCH, device) == 0.0
+    # On a GPU torch's own products are rounded otherwise than those of the CPU.
+    assert selftest.check(TORCH, device) <= (0.0 if device.type == "cpu" else 0.02)
 
 
 def test_drawing(triton, device: torch.device) -> None:
