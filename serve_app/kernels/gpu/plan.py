@@ -68,7 +68,11 @@ def plan_launch(
     least = max(16, next_power_of_2(group))
     row_bytes = next_power_of_2(dim) * item_bytes  # of a head: more leaves less room for tiles in shared memory
     wide = row_bytes > 256
-    if row_bytes > 512:
+    if item_bytes == 4:
+        # Multiplied without tensor cores, to the last bit: larger tiles only take longer to compile (a minute each).
+        block_m, block_n, warps, stages = max(least, 16), 16 if wide else 32, 4, 2
+        tiles = requests if max_query_len == 1 else tokens // (block_m // group) + requests
+    elif row_bytes > 512:
         block_m, block_n, warps, stages = least, 16, 4, 2
         tiles = requests if max_query_len == 1 else tokens // (block_m // group) + requests
     elif max_query_len == 1:

@@ -124,11 +124,29 @@ def build_forward(
     heads = Heads(shape.q_heads, shape.kv_heads, shape.head_dim, dtype, cache)
     attention, why = choose_attention(found, heads, device)
     found = dataclasses.replace(found, attention=attention)
-    name = ", ".join(
-        part for part in (f"fused layers{' in float8' if fp8 else ''}", " ".join(describe(device)), why) if part
-    )
-    make: MakeLinear = (lambda w, b: Fp8Linear(w, b, found.quantize_rows)) if fp8 else PlainLinear
-    return DeviceForward(parts, found, max_positions, make, plug), name
+    make, finish = linears_for(device, found, fp8=fp8)
+    forward = DeviceForward(parts, found, max_positions, make, plug)
+    told = (f"fused layers{' in float8' if fp8 else ''}", " ".join(describe(device)), why, finish())
+    return forward, ", ".join(part for part in told if part)
+
+
+def linears_for(device: torch.device, operators: Operators, *, fp8: bool) -> tuple[MakeLinear, Callable[[], str]]:
+    """What makes the layers' linears, and what tunes those that it has made and says how."""
+    if fp8:
+        return (lambda weight, bias: Fp8Linear(weight, bias, operators.quantize_rows)), lambda: ""
+    if operators.name == "torch":
+        return PlainLinear, lambda: ""
+    from serve_app.kernels.gpu import few_rows
+
+    if not few_rows.usable(device):
+        return PlainLinear, lambda: ""
+    made: list[few_rows.FewRowsLinear] = []
+
+    def make(weight: Tensor, bias: Tensor | None) -> Linear:
+        made.append(few_rows.FewRowsLinear(weight, bias))
+        return made[-1]
+
+    return make, lambda: str(few_rows.choose(made))
 
 
 def _layer(layer: DecoderLayer, make: Callable[[LinearWeight], Linear]) -> DeviceLayer:

@@ -14,7 +14,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from serve_app.kernels.gpu import adapters, attention, flash, fused, plan, sampling
+from serve_app.kernels.gpu import adapters, attention, few_rows, flash, fused, plan, sampling
 
 CAPABILITY = int(sys.argv[1])
 # Of attention two sizes only, and nothing in 8 bits.
@@ -63,6 +63,16 @@ def beside_attention(cache: str) -> None:
     build(f"write {cache}", fused._write_kv, kinds, dict(HEADS=8, HEADS_PADDED=8, DIM=128, DIM_PADDED=128))
 
 
+def few(most: int, tile: few_rows.Tile) -> None:
+    kinds = dict(x="*bf16", weight="*bf16", bias="*bf16", out="*bf16")
+    constants = dict(BLOCK_N=tile.n, BLOCK_K=tile.k, BIASED=False)
+    options = dict(num_warps=tile.warps, num_stages=tile.stages)
+    name = f"few {most} rows {tile.n} {tile.k}"
+    if most == 1:
+        return build(name, few_rows._one_row, kinds, constants, **options)
+    build(name, few_rows._few_rows, kinds, {**constants, "BLOCK_M": tile.rows, "WIDE": False}, **options)
+
+
 def main() -> None:
     for shape in ((1, 4, 128), (512, 4, 128)):
         attend("bf16", "bf16", *shape)
@@ -86,6 +96,10 @@ def main() -> None:
     kinds_of = {**tiles, "out": "*bf16", "scales": "*fp32", "blocks": "*i32"}
     shape = dict(FIRST=5, PARTS=4, SPLITS=8, OUTPUTS=64)
     build("expand", adapters._expand, kinds_of, {**sizes, **shape}, num_warps=4)
+    if CAPABILITY >= 90:  # tiles that do not fit a smaller GPU's shared memory are left out there
+        for most, tiles in few_rows.TILES.items():
+            for tile in tiles[: 1 if FEW else None]:
+                few(most, tile)
     if CAPABILITY >= 89 and not FEW:
         attend("bf16", "fp8e4nv", 1, 4, 128)
         attend("bf16", "fp8e4nv", 512, 4, 128)
