@@ -2,11 +2,11 @@
 
     python -m benchmarks gpu_profile [--shapes llama-8b] [--json]
 
-Each case is a batch that stays as it is for some steps of the engine, graphs and overlap included. ``wall`` is the time of
-a step, ``device`` what its kernels take together, ``host`` the time outside of waiting for the device. The kernels of a
-case come with their launches and milliseconds a step; ``host`` functions are those of the largest case, by cProfile.
-``linears``: the products of one layer and of the head, each over copies of its weights that no cache holds, replayed from
-a graph; bytes of weights a second beside the device's copy rate. Checkpoints are those of ``benchmarks gpu``.
+Each case is a batch that stays as it is for some steps of the engine, graphs and overlap included. ``wall`` is the
+time of a step, ``device`` what its kernels take together, ``host`` the time outside of waiting for the device. The
+kernels of a case come with their launches and milliseconds a step; ``host`` functions are those of the largest case, by
+cProfile. ``linears``: the products of one layer and of the head, by torch and by the tiles for few rows, each over
+copies of its weights that no cache holds, replayed from a graph. Checkpoints are those of ``benchmarks gpu``.
 """
 
 from __future__ import annotations
@@ -164,6 +164,32 @@ def products(weights: Tensor, device: str) -> dict[int, float]:
     return found
 
 
+def tiles_of(weights: Tensor, device: str) -> dict[int, dict[str, float]]:
+    """Microseconds of one product by each tile for few rows that runs here, by rows."""
+    if device != "cuda":
+        return {}
+    from serve_app.kernels.gpu.few_rows import TILES, multiply
+
+    found: dict[int, dict[str, float]] = {}
+    for rows, tiles in TILES.items():
+        x = torch.randn(rows, weights.shape[2], device=device).to(weights.dtype)
+        for tile in tiles:
+
+            def run(tile: Any = tile, x: Tensor = x) -> None:
+                for weight in weights:
+                    multiply(x, weight, None, tile)
+
+            if not tile.fits(weights[0]):
+                continue
+            try:
+                taken = replayed(run, device) / len(weights)
+            except Exception as failure:  # no room in shared memory
+                print(f"{tile}: {failure}")
+                continue
+            found.setdefault(rows, {})[f"{tile.n} x {tile.k}, {tile.warps}, {tile.stages}"] = 1e6 * taken
+    return found
+
+
 def linears(path: Path, device: str) -> dict[str, Any]:
     """Each product of a layer and the head, alone."""
     config = json.loads((path / "config.json").read_text())
@@ -178,10 +204,11 @@ def linears(path: Path, device: str) -> dict[str, Any]:
         copies = max(2, -(-400_000_000 // (2 * n * k))) if device == "cuda" else 2
         weights = torch.randn(copies, n, k, device=device, dtype=torch.bfloat16)
         taken = products(weights, device)
+        tiles = tiles_of(weights, device)
         found[name] = {
             "n": n, "k": k, "us": {rows: 1e6 * s for rows, s in taken.items()},
             "gb_s": {rows: 2e-9 * n * k / s for rows, s in taken.items()},
-            "tflops": {rows: 2e-12 * n * k * rows / s for rows, s in taken.items()},
+            "tflops": {rows: 2e-12 * n * k * rows / s for rows, s in taken.items()}, "tiles": tiles,
         }  # fmt: skip
         del weights
     return found
@@ -199,6 +226,8 @@ def show(name: str, result: dict[str, Any]) -> None:
     for layer, found in result["linears"].items():
         rates = "  ".join(f"{rows}: {us:.0f} us {found['gb_s'][rows]:.0f} GB/s" for rows, us in found["us"].items())
         print(f"\n{layer} [{found['n']}, {found['k']}]  {rates}")
+        for rows, tiles in found["tiles"].items():
+            print(f"  {rows} rows: " + "  ".join(f"[{tile}] {us:.0f} us" for tile, us in tiles.items()))
 
 
 def main(argv: list[str] | None = None) -> int:

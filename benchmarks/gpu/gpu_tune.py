@@ -100,7 +100,8 @@ def tune(batch: RandomBatch, heads: tuple[int, int, int], rounds: int, most: int
     medians = {launch: statistics.median(taken) for launch, taken in times.items()}
     best = min(medians, key=medians.__getitem__)
     return {"plan": dataclasses.asdict(plan), "plan_s": medians[plan], "best": dataclasses.asdict(best),
-            "best_s": medians[best], "tried": len(medians), "failed": failed}  # fmt: skip
+            "best_s": medians[best], "tried": len(medians), "failed": failed,
+            "launches": [{**dataclasses.asdict(launch), "s": taken} for launch, taken in medians.items()]}  # fmt: skip
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -108,6 +109,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--heads", default="32,8,128", help="query heads, KV heads, head size")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--case", action="append", help="part of a case's name; several may be given (default all)")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     options = parser.parse_args(argv)
@@ -115,6 +117,8 @@ def main(argv: list[str] | None = None) -> int:
     dtype, device = getattr(torch, options.dtype), torch.device(options.device)
     found = {}
     for name, (queries, contexts) in (CASES if device.type == "cuda" else SMALL).items():
+        if options.case and not any(part in name for part in options.case):
+            continue
         batch = move(random_batch(queries, contexts, q_heads, kv_heads, dim, dtype, 0), device)
         with torch.inference_mode():
             result = tune(batch, (q_heads, kv_heads, dim), options.rounds, None if device.type == "cuda" else 3)
@@ -127,7 +131,8 @@ def main(argv: list[str] | None = None) -> int:
         print(
             f"{name:28} plan {1e6 * result['plan_s']:8.1f} us   best {1e6 * result['best_s']:8.1f} us "
             f"({result['plan_s'] / result['best_s']:.2f}x: {best})   {result['tflops']:6.1f} TFLOP/s "
-            f"{result['gb_s']:6.0f} GB/s   {result['tried']} launches, {result['failed']} do not run here"
+            f"{result['gb_s']:6.0f} GB/s   {result['tried']} launches, {result['failed']} do not run here",
+            flush=True,
         )
     if options.json:
         print(json.dumps({"benchmark": "gpu_tune", "heads": options.heads, "dtype": options.dtype, "cases": found}))

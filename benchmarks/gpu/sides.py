@@ -158,6 +158,30 @@ def bytes_read(model: Any, path: Path) -> int:
     return stored - (0 if config.get("tie_word_embeddings") else embedding)
 
 
+def planned(side: Ours, path: Path, options: dict[str, Any]) -> dict[str, Any]:
+    """What a plan says from the configuration and the files' headers, as shares of what the worker holds: weights,
+    activations of its largest step, and tokens that the cache takes.
+    """
+    from dataclasses import replace
+
+    from serve_app.planning.devices import GPUS
+    from serve_app.planning.plan import Asked, make_plan
+    from serve_app.planning.ranks import Split
+    from serve_app.planning.source import plan_model
+    from serve_app.planning.tensors import read_headers
+
+    report, item = side.model.report, 1 if options.get("load", {}).get("kv_cache_dtype") == "fp8" else 2
+    model = plan_model("x", json.loads((path / "config.json").read_text()), read_headers(path), item=item)
+    device = replace(GPUS["h100"], memory=torch.cuda.get_device_properties(0).total_memory)
+    asked = Asked(device, 1, 0.9, options["batch_tokens"], options["seqs"], options["context"])
+    plan = make_plan(model, asked, Split())
+    return {
+        "weights": plan.model.weight_bytes / report["weight_bytes"],
+        "activations": plan.ranks[0].activations / (report["activations_mb"] << 20),
+        "tokens": plan.tokens / report["kv_cache_tokens"],
+    }
+
+
 def ours(device: str, path: Path, options: dict[str, Any]) -> dict[str, Any]:
     side = Ours(device, path, options)
     side.run([(prompts([8], side.vocab, 1)[0], 2)])
@@ -201,6 +225,10 @@ def ours(device: str, path: Path, options: dict[str, Any]) -> dict[str, Any]:
     report["tokens"] = side.run([(p, 16) for p in prompts([40] * 4, side.vocab, 9)])["tokens"]
     if device == "cuda":
         report["peak_gb"] = torch.cuda.max_memory_allocated() / 1e9
+        try:
+            report["planned"] = planned(side, path, options)
+        except ImportError as missing:  # plans read records, which take pydantic
+            report["planned"] = {"error": str(missing)}
     return report
 
 

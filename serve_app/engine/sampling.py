@@ -11,6 +11,8 @@ from serve_app.engine.gpu.staging import to_device
 from serve_app.engine.penalties import SampleRow, penalise, penalise_row
 from serve_app.sampling_params import TokenLogprobs
 
+# Logits of which a GPU draws at once: what is computed in between takes seven times their bytes in float32.
+AT_ONCE = 1 << 23
 # Rows are cut to this many candidates first; those whose mass does not suffice for their top_p take the full path.
 CANDIDATES = 64
 _MASK = (1 << 64) - 1
@@ -41,20 +43,41 @@ def sample(
     wants_logprobs = [r.params.logprobs is not None for r in rows]
     raw = torch.log_softmax(logits, -1) if any(wants_logprobs) else None
     if logits.is_cuda:
-        logits = penalise(logits, rows)
+        for part in parts_of(logits):
+            logits[part] = penalise(logits[part], rows[part])
     elif any(r.params.has_penalties or r.params.logit_bias for r in rows):
         logits = logits.clone()
         for index, row in enumerate(rows):
             penalise_row(logits[index], row)
     if mask is not None:
         mask.apply(logits)
-    token_ids = choose(logits, rows).tolist()
+    parts = parts_of(logits) if logits.is_cuda else [slice(None)]
+    token_ids = torch.cat([choose(logits[part], rows[part]) for part in parts]).tolist()
     logprobs: list[TokenLogprobs | None] = [None] * len(rows)
     if raw is not None:
         for index, row in enumerate(rows):
             if wants_logprobs[index]:
                 logprobs[index] = _token_logprobs(raw[index], token_ids[index], row.params.logprobs or 0, row.asked)
     return token_ids, logprobs
+
+
+def draw_tokens(logits: Tensor, rows: list[SampleRow], last: Tensor | None = None) -> Tensor:
+    """As :func:`sample` without masks and log-probabilities, and without a word to the host: int64 [S] on the device;
+    ``last``: see :func:`~serve_app.engine.penalties.penalise`.
+    """
+    if all(row.params.greedy and not row.params.has_penalties and not row.params.logit_bias for row in rows):
+        return logits.argmax(-1)
+    found = []
+    for part in parts_of(logits):
+        penalised = penalise(logits[part].float(), rows[part], None if last is None else last[part])
+        found.append(choose(penalised, rows[part]))
+    return torch.cat(found)
+
+
+def parts_of(logits: Tensor) -> list[slice]:
+    """Rows of ``logits`` [S, V], :data:`AT_ONCE` numbers at a time."""
+    step = max(1, AT_ONCE // logits.shape[1])
+    return [slice(first, first + step) for first in range(0, len(logits), step)]
 
 
 def choose(logits: Tensor, rows: list[SampleRow]) -> Tensor:

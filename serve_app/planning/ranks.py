@@ -12,6 +12,7 @@ from serve_app.planning.model import Model, Part, Parts
 WHOLE = ("norms", "routers", "others")
 # Rows that travel go through shared experts on their own rank, and routed ones may have copies.
 SHARED, EXPERTS = "shared experts", "experts"
+DRAWN_AT_ONCE = 1 << 23  # serve_app/engine/sampling.py has the same
 
 
 class DoesNotDivide(ValueError):
@@ -105,9 +106,11 @@ def divide(model: Model, split: Split, *, batch_tokens: int, sampled: int, cpu: 
                 rank.weights[role] = rank.weights.get(role, 0) + mine
                 rank.copies += mine + (-part.bytes // split.tensor) if _repeated(role, split) else 0
         drawn = sampled if end == len(model.layers) else 0
-        rank.activations = logit_bytes(model, split, drawn) + (
-            bound_on_cpus(model, split, batch_tokens) if cpu else activation_bytes(model, split, batch_tokens)
-        )
+        if cpu:
+            rank.activations = cpu_logit_bytes(model, split, drawn) + bound_on_cpus(model, split, batch_tokens)
+        else:
+            # Tokens are drawn once the layers' buffers are free again.
+            rank.activations = max(logit_bytes(model, drawn), activation_bytes(model, split, batch_tokens))
         ranks.append(rank)
     return ranks
 
@@ -129,7 +132,15 @@ def _mine(role: str, part: Part, model: Model, split: Split) -> int:
     return -(-(part.bytes - part.keys + keys) // tensor)
 
 
-def logit_bytes(model: Model, split: Split, sampled: int) -> int:
+def logit_bytes(model: Model, sampled: int) -> int:
+    """Of ``sampled`` rows on the GPU that draws: as they come, in float32 and as log-probabilities; and what is
+    computed where tokens are drawn (:data:`DRAWN_AT_ONCE` of them at a time).
+    """
+    numbers = sampled * model.vocab
+    return numbers * (2 + 4 + 4) + 29 * min(numbers, DRAWN_AT_ONCE)
+
+
+def cpu_logit_bytes(model: Model, split: Split, sampled: int) -> int:
     """Of ``sampled`` rows in float32, twice while tokens are drawn."""
     return 2 * 4 * sampled * -(-model.vocab // split.tensor)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve_app.engine.penalties import SampleRow
-from serve_app.engine.sampling import CANDIDATES, sample, uniform
+from serve_app.engine.sampling import CANDIDATES, draw_tokens, sample, uniform
 from serve_app.sampling_params import SamplingParams
 
 # One in a million: with fixed seeds a failure is a defect, not bad luck.
@@ -157,6 +158,21 @@ def test_a_row_depends_on_nothing_but_itself(batch):
         [token], [logprobs] = sample(logits[index : index + 1], [row])
         assert (together[0][index], together[1][index]) == (token, logprobs)
         assert shuffled[0][order.index(index)] == token
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(batches(), st.integers(1, 400))
+def test_what_a_device_draws_in_parts_is_what_rows_get_alone(batch, at_once):
+    logits, rows, _ = batch
+    with patch("serve_app.engine.sampling.AT_ONCE", at_once):
+        found = draw_tokens(logits.clone(), rows).tolist()
+    assert found == [draw_tokens(logits[i : i + 1].clone(), [row]).tolist()[0] for i, row in enumerate(rows)]
+
+
+def test_greedy_rows_are_read_off_as_they_come():
+    logits = torch.from_numpy(np.stack([logits_of(seed, 300) for seed in range(5)])).bfloat16()
+    rows = [SampleRow(SamplingParams(temperature=0.0), 0)] * 5
+    assert draw_tokens(logits, rows).tolist() == sample(logits, rows)[0]
 
 
 def test_a_neighbour_on_the_full_path_changes_no_tie():

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from serve_app.engine.blocks import BLOCK_TOKENS, TRASH_BLOCK, blocks_for
 from serve_app.engine.kv_cache import KVCache, KVShape
-from serve_app.engine.penalties import SampleRow, penalise
+from serve_app.engine.penalties import SampleRow
 from serve_app.engine.runner import Forward
-from serve_app.engine.sampling import choose
+from serve_app.engine.sampling import draw_tokens
 from serve_app.engine.step import Batch
 from serve_app.sampling_params import SamplingParams
 
@@ -72,14 +72,18 @@ def measure(forward: Forward, shape: KVShape, device: torch.device, *, max_batch
 
 
 def draw_all(logits: Tensor) -> Tensor:
-    """Samples every row of ``logits`` [S, V] in the ways that take most memory: penalties, and half of the rows drawn
-    from the whole vocabulary, half from a part of it. Returns int64 [S].
+    """Samples every row of ``logits`` [S, V] in the ways that take most memory: penalties, half of the rows drawn from
+    the whole vocabulary, half from a part of it, and log-probabilities kept beside. Returns int64 [S].
     """
+    logits = logits.float()
+    kept = torch.log_softmax(logits, -1)
     rows = []
     for index in range(len(logits)):
         params = SamplingParams(temperature=1.0, top_p=(1.0, 0.9)[index % 2], repetition_penalty=1.1)
         rows.append(SampleRow(params, index, prompt=[0], output=[0]))
-    return choose(penalise(logits.float(), rows), rows)
+    tokens = draw_tokens(logits, rows)
+    del kept
+    return tokens
 
 
 def largest_batch(kv: KVCache, max_batch_tokens: int, max_num_seqs: int, max_model_len: int) -> Batch:

@@ -26,10 +26,9 @@ from torch import Tensor
 
 from serve_app.engine.engine import Engine
 from serve_app.engine.gpu.staging import to_device
-from serve_app.engine.penalties import penalise
 from serve_app.engine.request import Request, Status
 from serve_app.engine.runner import Runner, sample_rows
-from serve_app.engine.sampling import choose
+from serve_app.engine.sampling import draw_tokens
 from serve_app.engine.step import Sampled, Scheduled, Step, StepOutput, build_batch
 
 PLACEHOLDER = -1
@@ -190,7 +189,7 @@ def launch(runner: Runner, step: Step, before: Flight | None, started: float) ->
     token_ids = batch.sample_rows
     if rows:
         # What a sampled row reads is its request's last token.
-        token_ids = choose(penalise(logits.float(), rows, batch.input_ids[batch.sample_rows]), rows)
+        token_ids = draw_tokens(logits, rows, batch.input_ids[batch.sample_rows])
     arriving, arrived = token_ids, None
     if token_ids.is_cuda:
         arriving = torch.empty(token_ids.shape, dtype=token_ids.dtype, pin_memory=True)

@@ -189,7 +189,7 @@ def _attend(
     acc = tl.zeros([BLOCK_M, DIM_PADDED], tl.float32)
     table = tables + request.to(tl.int64) * table_row
     kv += kv_head * kv_head_stride
-    # Whole tiles of keys that every query of the tile sees need no masks, which cost as much as a third of the products.
+    # Whole tiles of keys that every query of the tile sees need no masks.
     plain = start
     if WINDOW == 0:
         plain = tl.maximum(start, tl.minimum(stop, (before + first + 1) // BLOCK_N * BLOCK_N))

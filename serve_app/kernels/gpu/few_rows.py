@@ -1,15 +1,15 @@
 """Matrix products of a few rows in Triton, for decode: the weights are read once, as fast as the device reads.
 
-A product of up to 64 rows takes as long as its weights take to be read. cuBLAS reads them at 60 to 80 % of an H100's
-bandwidth (`benchmarks/results/`), since its tiles leave the last wave of programs half empty and its split products need
-a second launch. Here a program takes ``BLOCK_N`` outputs and walks over all of ``k``, and there are about as many programs
-as run at once::
+A product of up to 64 rows takes as long as its weights take to be read. cuBLAS reads those of a layer of an 8B at 60 to
+80 % of an H100's bandwidth (`benchmarks/results/`), since its tiles leave the last wave of programs half empty and its
+split products need a second launch. Here a program takes ``BLOCK_N`` outputs and walks over all of ``k``, and there are
+about as many programs as run at once::
 
     weight [n, k]    program 0: rows 0 .. BLOCK_N     | over k in tiles of BLOCK_K, several of them on their way
                      program 1: rows BLOCK_N .. 2 ..  |
 
-One row is multiplied in registers, more by the tensor cores, 16, 32 or 64 rows of ``x`` a tile. Which tile sizes a shape
-gets for how many rows, or cuBLAS, is measured at load on the model's own weights (:func:`choose`).
+One row is multiplied in registers, more by the tensor cores, 16, 32 or 64 rows of ``x`` a tile. Which tile sizes a
+shape gets for how many rows, or cuBLAS, is measured at load on the model's own weights (:func:`choose`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, frozen=True)
 class Tile:
-    """``n`` outputs and ``k`` inputs of a weight at a time, for up to ``rows`` rows; ``rows`` 1: without tensor cores."""
+    """``n`` outputs and ``k`` inputs of a weight at a time, for up to ``rows`` rows; 1: without tensor cores."""
 
     rows: int
     n: int

@@ -1,5 +1,7 @@
 """The K/V cache's share of a GPU."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -27,6 +29,25 @@ def test_too_little_is_refused_with_a_remedy():
         budget.cache_bytes(0.9, GIB)
     with pytest.raises(NotEnoughMemory, match="9.00 GiB for pictures and sounds"):
         Budget(total=24 * GIB, free=24 * GIB, held=17 * GIB, activations=GIB, media=9 * GIB).cache_bytes(0.9, GIB)
+
+
+@pytest.mark.parametrize(("rows", "vocab"), [(8, 1000), (64, 5000)])
+def test_drawing_takes_what_a_plan_says(rows, vocab, monkeypatch):
+    """Counted on CPU tensors, operator by operator; with parts as small as the vocabulary is."""
+    from serve_app.engine import sampling
+    from serve_app.models.peak import Living
+    from serve_app.planning import ranks
+
+    assert ranks.DRAWN_AT_ONCE == sampling.AT_ONCE
+    for module, name in ((ranks, "DRAWN_AT_ONCE"), (sampling, "AT_ONCE")):
+        monkeypatch.setattr(module, name, 80_000)
+    # In place of a sort there is a kernel on a GPU.
+    monkeypatch.setattr(sampling, "_draw_from_all", lambda *_: None)
+    logits = torch.randn(rows, vocab).bfloat16()
+    with torch.no_grad(), Living([]) as living:
+        draw_all(logits)
+    planned = ranks.logit_bytes(SimpleNamespace(vocab=vocab), rows)
+    assert 0.85 * planned < living.peak + logits.nbytes < 1.02 * planned
 
 
 def test_the_largest_batch_runs_and_touches_the_trash_block_only(tmp_path):
