@@ -62,11 +62,14 @@ def drain(side: Ours) -> None:
         side.engine.step()
 
 
-def profiled(side: Ours, steps: int) -> dict[str, Any]:
-    """``steps`` of the engine as it stands: the wall clock without a profiler, kernels with one."""
+def profiled(side: Ours, steps: int, before: Callable[[], None] = lambda: None) -> dict[str, Any]:
+    """``steps`` of the engine as it stands, each behind ``before``: the wall clock without a profiler, kernels with
+    one.
+    """
     synchronize(side.device)
     started = time.perf_counter()
     for _ in range(steps):
+        before()
         side.engine.step()
     synchronize(side.device)
     found: dict[str, Any] = {"wall_ms": 1e3 * (time.perf_counter() - started) / steps}
@@ -76,6 +79,7 @@ def profiled(side: Ours, steps: int) -> dict[str, Any]:
     with torch.profiler.profile(activities=activities, acc_events=True) as profile:
         started = time.perf_counter()
         for _ in range(steps):
+            before()
             side.engine.step()
         taken = time.perf_counter() - started
         synchronize(side.device)
@@ -120,6 +124,11 @@ def steps_of(side: Ours, decodes: dict[str, tuple[int, int]], prefill: int) -> d
     largest, (count, length) = list(decodes.items())[-1]
     decoding(side, count, length, 3 * STEPS + 8)
     found[largest]["host"] = host(side, STEPS)
+    drain(side)
+    name = f"{max(1, count - 6)} decodes, and a new prompt of {length // 2} in each step"
+    decoding(side, max(1, count - 6), length, 8 * STEPS + 8)
+    for _ in range(2):  # kernels are compiled in the first
+        found[name] = profiled(side, STEPS, lambda: fill(side, [length // 2], 1, side.count))
     drain(side)
     name = f"prompts of {prefill}, whole batches"
     for _ in range(2):  # kernels are compiled in the first
