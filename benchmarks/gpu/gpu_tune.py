@@ -26,7 +26,7 @@ from benchmarks.engine.kernels import ROUNDING
 from serve_app.kernels.attention import paged_attention_torch
 from serve_app.kernels.gpu.attention import paged_attention
 from serve_app.kernels.gpu.choice import device_seconds
-from serve_app.kernels.gpu.common import processors
+from serve_app.kernels.gpu.common import processors, shared_memory
 from serve_app.kernels.gpu.plan import Launch, plan_launch
 from serve_app.kernels.gpu.selftest import move
 from serve_app.kernels.library.selftest import RandomBatch, random_batch
@@ -74,7 +74,7 @@ def tune(batch: RandomBatch, heads: tuple[int, int, int], rounds: int, most: int
     plan = plan_launch(
         requests=len(batch.seq_lens), tokens=len(batch.q), max_query_len=batch.max_query_len,
         max_seq_len=batch.max_seq_len, group=q_heads // kv_heads, kv_heads=kv_heads, dim=dim,
-        item_bytes=batch.q.element_size(), units=processors(batch.q.device),
+        item_bytes=batch.q.element_size(), units=processors(batch.q.device), shared=shared_memory(batch.q.device),
     )  # fmt: skip
 
     def run(launch: Launch) -> torch.Tensor:

@@ -167,9 +167,11 @@ def activation_bytes(model: Model, split: Split, tokens: int) -> int:
     """Of one step of ``tokens`` rows in 16 bits, with buffers that layers use one after the other."""
     kv = max((cache.rank_bytes(split.tensor) for cache in model.caches), default=0)
     heads = model.heads * model.head_dim // split.tensor
-    # States and what is normalised of them; queries and what is attended, beside keys and values.
-    row = 2 * (2 * model.hidden + 2 * heads) + kv
-    dense = 2 * 2 * model.inner // split.tensor
+    normed, inner = 2 * model.hidden, 2 * model.inner // split.tensor
+    # What is projected to queries, keys and values, and the queries that are rotated.
+    attention = normed + 2 * 2 * heads + kv
+    # Gate and up of what is normalised, then their product.
+    dense = max(normed + 2 * inner, 3 * inner)
     # Of each choice: what enters, gate and up, and what comes out.
-    moe = 2 * model.chosen * (2 * model.hidden + 2 * model.moe_inner // split.tensor) if model.experts else 0
-    return tokens * (row + max(dense, moe))
+    moe = normed + 2 * model.chosen * (2 * model.hidden + 2 * model.moe_inner // split.tensor) if model.experts else 0
+    return tokens * (2 * model.hidden + max(attention, dense, moe))

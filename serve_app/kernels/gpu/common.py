@@ -23,6 +23,15 @@ def processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
+@functools.cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that one program may have on a GPU; for the interpreter those of a small one."""
+    if device.type != "cuda":
+        return 99 << 10
+    properties = torch.cuda.get_device_properties(device)
+    return int(getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block))
+
+
 def widens(dtype: torch.dtype) -> bool:
     """Whether tiles are cast to float32 before a product: the interpreter's products know no bfloat16."""
     return INTERPRETED and dtype == torch.bfloat16

@@ -8,6 +8,8 @@ from serve_app.kernels.gpu.common import next_power_of_2
 
 MAX_SPLITS = 64
 PREFILL_SPLITS = 8
+# Of a program, in bytes: an H100's, less a little; an A100 has 163 KiB, an L40S 99.
+LARGE_SHARED = 220 << 10
 # Fewer decodes beside a prompt are not worth a launch.
 MIN_DECODES = 8
 
@@ -60,8 +62,10 @@ def plan_launch(
     dim: int,
     item_bytes: int,
     units: int,
+    shared: int,
 ) -> Launch:
-    """Tile sizes and splits for a batch on a device of ``units`` multiprocessors.
+    """Tile sizes and splits for a batch on a device of ``units`` multiprocessors with ``shared`` bytes of shared memory
+    a program.
 
     ``max_seq_len`` only bounds the splits: under a CUDA graph it is the longest sequence that may come.
     """
@@ -81,6 +85,9 @@ def plan_launch(
     else:
         block_m = max(least, 16 if max_query_len * group <= 16 else 64 if wide or max_query_len * group <= 64 else 128)
         block_n, warps, stages = 32 if wide else 64, 8 if block_m >= 128 else 4, 2 if wide else 3
+        if block_m == 128 and not wide and shared >= LARGE_SHARED:
+            # As measured on an H100 by `benchmarks gpu_tune`.
+            block_n, stages = 128, 4
         tiles = tokens // (block_m // group) + requests
     # Two waves of programs hide the latency of the first loads; each split should have two tiles of keys at least.
     wanted = -(-2 * units // (tiles * kv_heads))

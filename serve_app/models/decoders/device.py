@@ -53,6 +53,7 @@ class DeviceForward:
         max_positions: int,
         linear: MakeLinear = PlainLinear,
         plug: Plug | None = None,
+        head: MakeLinear = PlainLinear,
     ) -> None:
         check_decoder(parts.shape, parts.embedding, parts.layers, parts.final_norm, parts.head)
         self.operators, self.shape = operators, parts.shape
@@ -64,8 +65,8 @@ class DeviceForward:
             return plugged(plug, weight, linear(*fuse(weight, owners)))
 
         self.layers = [_layer(layer, make) for layer in parts.layers]
-        # The head stays as it is: its rounding decides between tokens directly.
-        self.head = make(parts.head, PlainLinear)
+        # The head is not rounded to fewer bits: that decides between tokens directly.
+        self.head = make(parts.head, head)
         # To the end from the start: a table that grows would move under a captured graph.
         self.cos, self.sin = parts.rotary(max_positions)
         self.rotary_rows = parts.rotary_rows
@@ -86,20 +87,29 @@ class DeviceForward:
         for index, layer in enumerate(self.layers):
             kv = batch.kv.layer(index)
             normed, x = operators.add_rms_norm(x, delta, layer.input_norm.weight, layer.input_norm.eps)
+            delta = None
             if index in wanted:
                 captured[index] = x
             q = operators.rotate_and_write(
                 layer.qkv(normed, batch), kv, cos, sin, positions, batch.slots, layer.q_norm, layer.k_norm
             )
             heads = operators.attention(q, kv, batch, **layer.options).flatten(1)
+            # What is not needed any more is let go at once: a step's largest buffers are those between gate and down.
+            del q, normed
             held = None
             if index == len(self.layers) - 1 and len(rows) < len(x):
                 heads, x, held = heads[rows], x[rows], rows  # behind the last attention, other rows serve nothing
                 if len(rows) == 0:
                     break
             added = layer.o(heads, batch, held)
+            del heads
             normed, x = operators.add_rms_norm(x, added, layer.post_norm.weight, layer.post_norm.eps)
-            delta = layer.down(operators.swiglu(layer.gate_up(normed, batch, held)), batch, held)
+            del added
+            inner = layer.gate_up(normed, batch, held)
+            del normed
+            inner = operators.swiglu(inner)
+            delta = layer.down(inner, batch, held)
+            del inner
             if batch.embeddings is not None and held is None and batch.embeddings.feeds(index, x.shape[1]):
                 x, delta = batch.embeddings.add_behind(index, x + delta), None
         if batch.capture is not None:
@@ -124,16 +134,15 @@ def build_forward(
     heads = Heads(shape.q_heads, shape.kv_heads, shape.head_dim, dtype, cache)
     attention, why = choose_attention(found, heads, device)
     found = dataclasses.replace(found, attention=attention)
-    make, finish = linears_for(device, found, fp8=fp8)
-    forward = DeviceForward(parts, found, max_positions, make, plug)
+    plain, finish = linears_for(device, found)
+    make: MakeLinear = (lambda w, b: Fp8Linear(w, b, found.quantize_rows)) if fp8 else plain
+    forward = DeviceForward(parts, found, max_positions, make, plug, plain)
     told = (f"fused layers{' in float8' if fp8 else ''}", " ".join(describe(device)), why, finish())
     return forward, ", ".join(part for part in told if part)
 
 
-def linears_for(device: torch.device, operators: Operators, *, fp8: bool) -> tuple[MakeLinear, Callable[[], str]]:
-    """What makes the layers' linears, and what tunes those that it has made and says how."""
-    if fp8:
-        return (lambda weight, bias: Fp8Linear(weight, bias, operators.quantize_rows)), lambda: ""
+def linears_for(device: torch.device, operators: Operators) -> tuple[MakeLinear, Callable[[], str]]:
+    """What makes linears of whole weights, and what tunes those that it has made and says how."""
     if operators.name == "torch":
         return PlainLinear, lambda: ""
     from serve_app.kernels.gpu import few_rows

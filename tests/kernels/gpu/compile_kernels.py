@@ -46,7 +46,7 @@ def attend(dtype: str, cache: str, longest: int, group: int, dim: int) -> None:
                  partial="*fp32", stats="*fp32", sinks="*fp32")  # fmt: skip
     launch = plan.plan_launch(
         requests=4, tokens=4 * longest, max_query_len=longest, max_seq_len=4096, group=group, kv_heads=8, dim=dim,
-        item_bytes=4 if dtype == "fp32" else 2, units=132,
+        item_bytes=4 if dtype == "fp32" else 2, units=132, shared=(227 if CAPABILITY >= 90 else 99) << 10,
     )  # fmt: skip
     constants = dict(HEADS=8 * group, GROUP=group, DIM=dim, DIM_PADDED=padded, BLOCK_M=launch.block_m,
                      BLOCK_N=launch.block_n, WINDOW=0, CAPPED=False, SINKS=False, DECODE=longest == 1,

@@ -39,6 +39,7 @@ def compare(name: str, dtype: torch.dtype, device: torch.device, **tuning: int) 
     launch = plan.plan_launch(
         requests=len(b.seq_lens), tokens=len(b.q), max_query_len=b.max_query_len, max_seq_len=b.max_seq_len,
         group=group, kv_heads=CASES[name][2], dim=CASES[name][4], item_bytes=dtype.itemsize, units=1,
+        shared=99 << 10,
     )  # fmt: skip
     launch = dataclasses.replace(launch, **tuning)
     if b.max_query_len > 1:
@@ -113,7 +114,7 @@ def test_decodes_beside_a_prompt_have_tiles_of_their_own(units: int, device: tor
 def test_the_plan_fills_the_device_and_no_more() -> None:
     from serve_app.kernels.gpu.plan import plan_launch
 
-    shape = dict(group=4, kv_heads=8, dim=128, item_bytes=2, units=132)
+    shape = dict(group=4, kv_heads=8, dim=128, item_bytes=2, units=132, shared=99 << 10)
     one = plan_launch(requests=1, tokens=1, max_query_len=1, max_seq_len=8192, **shape)
     assert one.tiles * 8 * one.splits >= 132 and one.block_m == 16
     assert plan_launch(requests=256, tokens=256, max_query_len=1, max_seq_len=8192, **shape).splits == 1
@@ -122,6 +123,9 @@ def test_the_plan_fills_the_device_and_no_more() -> None:
     prefill = plan_launch(requests=4, tokens=4096, max_query_len=1024, max_seq_len=1024, **shape)
     assert prefill.block_m == 128 and prefill.splits == 1
     assert prefill.tiles == 4096 // 32 + 4
+    # More shared memory holds larger tiles of keys.
+    large = plan_launch(requests=1, tokens=512, max_query_len=512, max_seq_len=8192, **shape | {"shared": 227 << 10})
+    assert (prefill.block_n, large.block_n) == (64, 128)
 
 
 @pytest.mark.slow

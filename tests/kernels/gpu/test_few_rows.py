@@ -31,20 +31,20 @@ def test_every_tile_gives_what_torch_gives(tile, device):
 
 
 def test_rows_go_to_the_smallest_tiles_that_hold_them():
-    assert [served_by(rows) for rows in (1, 2, 16, 17, 32, 33, 64)] == [1, 16, 16, 32, 32, 64, 64]
+    assert [served_by(rows) for rows in (1, 2, 16)] == [1, 16, 16] and few_rows.MOST_ROWS == 16
 
 
 def test_what_is_faster_is_chosen_by_shape_and_rows(device):
-    """The clock is a given one: cuBLAS takes 1 s, the second tile of each kind half of that."""
+    """The clock is a given one: cuBLAS takes 1 s, the second tile for one row half of that."""
     wide = [FewRowsLinear(weight_of(128, 1024, device), None) for _ in range(3)]
     odd = FewRowsLinear(weight_of(100, 72, device), None)  # no tile fits
-    times = iter([1.0, 1.2, 0.5, 0.7] + [1.0, 1.2, 0.5, 0.7] + [1.0, 0.99, 0.98] + [1.0, 1.2, 0.5, 0.7] + 4 * [1.0])
+    times = iter([1.0, 1.2, 0.5] + [1.0, 0.99, 0.98] + [1.0, 1.0])
     found = choose([*wide, odd], lambda run: next(times))
     assert next(times, None) is None
-    assert wide[0].tiles == {1: TILES[1][1], 16: TILES[16][1], 64: TILES[64][1]}  # 2 % faster is not enough
+    assert wide[0].tiles == {1: TILES[1][1]}  # 2 % faster is not enough
     assert all(linear.tiles == wide[0].tiles for linear in wide) and odd.tiles == {}
-    assert set(found.gains.values()) == {2.0} and "3 cases" in str(found)
-    for rows in (1, 9, 20, 50, 65):
+    assert list(found.gains.values()) == [2.0] and "cases: 1" in str(found)
+    for rows in (1, 9, 20):
         x = torch.randn(rows, 1024).to(device, torch.bfloat16)
         want = F.linear(x, wide[0].weight)
         assert float((wide[0](x) - want).float().norm() / want.float().norm()) < 0.01

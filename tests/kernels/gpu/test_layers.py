@@ -1,7 +1,10 @@
 """A whole model on the Triton kernels gives what transformers gives."""
 
+import dataclasses
+
 import pytest
 
+from serve_app.kernels.reference.operators import TORCH
 from serve_app.models.decoders import decoder_parts
 from serve_app.models.decoders.device import DeviceForward
 from serve_app.models.loading.compare import difference, probe
@@ -21,3 +24,44 @@ def test_logits(family, dtype, allowed, device, tmp_path):
     parts = decoder_parts.read_model(model, lambda: probe(model, model.forward))
     forward = DeviceForward(parts, triton_operators(), model.max_model_len)
     assert difference(probe(model, forward), probe(model, model.forward)) < allowed
+
+
+@pytest.mark.parametrize(("tokens", "inner"), [(512, 512), (512, 64)])
+def test_a_step_takes_what_a_plan_says(tokens, inner, tmp_path):
+    """Counted on CPU tensors, operator by operator, with torch's operators between the products; their own buffers
+    come on top, which kernels do without.
+    """
+    import json
+
+    import torch
+
+    from serve_app.engine.gpu.memory import largest_batch
+    from serve_app.models.peak import Living
+    from serve_app.planning.ranks import Split, activation_bytes
+    from serve_app.planning.source import plan_model
+    from serve_app.planning.tensors import read_headers
+
+    path = tiny.write_checkpoint(tmp_path, "llama", intermediate_size=inner)
+    model = tiny.load(path, dtype="bfloat16")
+    parts = decoder_parts.read_model(model, lambda: probe(model, model.forward))
+    kernels = dataclasses.replace(TORCH, attention=lambda q, *_, **__: torch.empty_like(q), swiglu=shrunk)
+    forward = DeviceForward(parts, dataclasses.replace(kernels, add_rms_norm=normed, rotate_and_write=queries), 1024)
+    batch = largest_batch(model.kv_shape.allocate(1, "cpu"), tokens, 1, 512)
+    with torch.no_grad(), Living([*model.module.parameters(), *batch.kv.planes]) as living:
+        forward(batch)
+    planned = activation_bytes(
+        plan_model("x", json.loads((path / "config.json").read_text()), read_headers(path), item=2), Split(), tokens
+    )
+    assert 0.9 * planned < living.peak < 1.05 * planned, (living.peak, planned)
+
+
+def shrunk(x):
+    return x.new_empty(len(x), x.shape[1] // 2)
+
+
+def normed(x, delta, weight, eps):
+    return x.new_empty(x.shape), x if delta is None else x.new_empty(x.shape)
+
+
+def queries(qkv, kv, *_):
+    return qkv.new_empty(len(qkv), qkv.shape[1] // kv.shape[4] - 2 * kv.shape[2], kv.shape[4])
