@@ -36,6 +36,7 @@ from serve_app.catalog.records import Drawing
 from serve_app.gateway.http.app import endpoints
 from serve_app.tasks.automatic_speech_recognition.read import parse_transcribe
 from serve_app.tasks.image_classification.task import parse_classify
+from serve_app.tasks.image_to_text.task import parse_describe
 from serve_app.tasks.object_detection.task import parse_detect
 from serve_app.tasks.registry import tasks
 from serve_app.tasks.reranking.read import parse_rerank
@@ -145,6 +146,7 @@ class Dialect:
 
 
 LIMITS = ModelLimits(lora=True)
+SEEING = ModelLimits(takes=frozenset({"text", "image"}))
 RUN = "/client/v4/accounts/{account}/ai/run/{model}"
 DIALECTS = (
     Dialect("Workers AI, text generation", RUN, {"prompt": "x"}, lambda b: parse_generate(b, "m", LIMITS),
@@ -161,6 +163,8 @@ DIALECTS = (
             tests=("tests/tasks/test_small_tasks.py",), task="text-classification", generates=False),
     Dialect("Workers AI, image classification", RUN, {"image": [1]}, lambda b: parse_classify(Body(b)),
             tests=("tests/tasks/test_small_tasks.py",), task="image-classification", generates=False),
+    Dialect("Workers AI, descriptions of pictures", RUN, {"image": [1]}, lambda b: parse_describe(Body(b), "m", SEEING),
+            tests=("tests/e2e/test_pictures.py",), task="image-to-text", generates=False),
     Dialect("Workers AI, object detection", RUN, {"image": [1]}, lambda b: parse_detect(Body(b)),
             tests=("tests/tasks/test_small_tasks.py",), task="object-detection", generates=False),
     Dialect("Workers AI, speech recognition", RUN, {"audio": [1]}, lambda b: parse_transcribe(Body(b)),

@@ -11,7 +11,7 @@ import pytest
 
 from training.looking import draw
 
-VISION = "@cf/pico/pico-vision"
+VISION, DESCRIBER = "@cf/pico/pico-vision", "@cf/pico/pico-describer"
 
 
 @pytest.fixture
@@ -58,6 +58,33 @@ def test_every_dialect_shows_it(stack, root, shown) -> None:
         "model": VISION, "stream": False, "messages": [{"role": "user", "content": question, "images": [data]}],
     }).json()  # fmt: skip
     assert ollama["message"]["content"] == native["response"]
+
+
+def test_a_picture_is_described(stack, root, shown) -> None:
+    """By the task's own body, as numbers, base64 or the file itself, and by a chat with the same model."""
+    data, thing = shown
+    file, url = base64.b64decode(data), f"data:image/png;base64,{data}"
+    where, limit, question = f"{stack.api}/run/{DESCRIBER}", {"max_tokens": 24}, "What do you see?"
+    bodies = [{"image": list(file)}, {"image": data, "prompt": question}, {"image": url}]
+    answers = [root.post(where, json={**body, **limit}, timeout=180) for body in bodies]
+    answers.append(root.post(where, content=file, headers={"Content-Type": "image/png"}))
+    assert [answer.status_code for answer in answers] == [200] * 4
+    [found] = {answer.json()["result"]["description"] for answer in answers}
+    assert thing in found and answers[0].json()["result"].keys() == {"description"}
+    parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": question}]
+    asked = {"model": DESCRIBER, "messages": [{"role": "user", "content": parts}], **limit}
+    chat = root.post("/v1/chat/completions", json=asked).json()
+    assert chat["choices"][0]["message"]["content"].strip() == found
+    cut = base64.b64encode(file[:60]).decode()
+    for wrong in (
+        {},
+        {"image": data, "stream": True},
+        {"image": "n!"},
+        {"image": cut},
+        {"image": data, "max_tokens": 0},
+    ):
+        told = root.post(where, json=wrong)
+        assert told.status_code == 400 and told.json()["errors"][0]["code"] == 5006, wrong
 
 
 def test_what_is_no_picture_is_refused_and_a_model_that_does_not_see_says_so(root, shown) -> None:

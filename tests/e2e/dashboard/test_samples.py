@@ -32,6 +32,7 @@ SAID = {
     "@cf/pico/pico-hearing": "",
     "@cf/pico/pico-speaker": "",
     VISION: "picture",
+    "@cf/pico/pico-describer": "description",
 }
 OTHERWISE = {"Decisions": '"noul"'}
 PATIENCE_S = 120
