@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from typing import Any, ClassVar
 
 from serve_app.api.collect import collect
-from serve_app.api.decisions import Decisions
+from serve_app.api.decisions import DecideRequest, Decisions
 from serve_app.api.envelopes import success
 from serve_app.api.errors import InvalidInput
 from serve_app.api.fields.files import file_schema, read_file
@@ -56,7 +56,7 @@ class ImageToText(TextGeneration):
         self,
         runtime: Runtime,
         model: ServedModel,
-        request: GenerateRequest,
+        request: GenerateRequest | DecideRequest,
         result: tuple[AsyncIterator[Event], int] | Decisions,
     ) -> Answer:
         assert isinstance(result, tuple)
