@@ -15,7 +15,7 @@ from typing import Any
 
 from serve_app.planning.devices import cpu
 from serve_app.planning.held import Held, panels_here
-from serve_app.planning.plan import Asked, Plan, make_plan
+from serve_app.planning.plan import Plan, ServingTarget, make_plan
 from serve_app.planning.ranks import Split
 from serve_app.planning.source import plan_model
 from serve_app.planning.tensors import read_headers
@@ -95,7 +95,7 @@ def planned(folder: Path, dtype: str, quantization: str) -> Plan:
     config = json.loads((folder / "config.json").read_text())
     held = Held(dtype, quantization, panels_here())
     model = plan_model("x", config, read_headers(folder), item=4 if dtype == "float32" else 2, held=held)
-    asked = Asked(cpu(1 << 33), batch_tokens=ROWS, sequences=2, kv_cache_bytes=CACHE_BYTES)
+    asked = ServingTarget(cpu(1 << 33), batch_tokens=ROWS, sequences=2, kv_cache_bytes=CACHE_BYTES)
     return make_plan(model, asked, Split())
 
 

@@ -53,7 +53,7 @@ def add_parser(commands: Any) -> None:
 def _plan(arguments: argparse.Namespace) -> int:
     from serve_app.planning.devices import GiB, cpu
     from serve_app.planning.held import Held, panels_here
-    from serve_app.planning.plan import Asked, DoesNotFit, best_plan, make_plan, to_json
+    from serve_app.planning.plan import DoesNotFit, ServingTarget, best_plan, make_plan, to_json
     from serve_app.planning.ranks import DoesNotDivide, Split
     from serve_app.planning.record import NotWritten, write_record
     from serve_app.planning.say import said
@@ -68,7 +68,7 @@ def _plan(arguments: argparse.Namespace) -> int:
     apart = arguments.prefill
     if apart < 0 or (apart and (arguments.cpu or apart >= arguments.count)):
         return _refuse(f"--prefill {apart} of --count {arguments.count} GPUs leaves none for answers, or is no number")
-    asked = Asked(
+    asked = ServingTarget(
         device, 1 if arguments.cpu else arguments.count - apart, arguments.utilization, arguments.batch_tokens,
         arguments.sequences, arguments.context,
     )  # fmt: skip

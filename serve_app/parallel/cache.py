@@ -34,19 +34,19 @@ COMING = 16
 
 
 @dataclass(slots=True, frozen=True)
-class Part:
+class CacheShard:
     """What one rank holds: its cache's own shape, and where each of its layers belongs."""
 
     shape: KVShape
     layers: tuple[RankLayer, ...]
 
     @classmethod
-    def of(cls, layers: tuple[RankLayer, ...], dtype: torch.dtype) -> Part:
+    def of(cls, layers: tuple[RankLayer, ...], dtype: torch.dtype) -> CacheShard:
         sizes = tuple(LayerShape(layer.heads, layer.head_dim, layer.shared) for layer in layers)
         return cls(KVShape(sizes, dtype), layers)
 
 
-def whole_shape(parts: list[Part], dtype: torch.dtype) -> KVShape:
+def whole_shape(parts: list[CacheShard], dtype: torch.dtype) -> KVShape:
     """The shape of the whole model's cache. Raises ValueError where the parts do not make one."""
     found: dict[int, LayerShape] = {}
     for part in parts:
@@ -65,7 +65,7 @@ class GroupShape(KVShape):
     fullest rank, by which rooms are measured; :attr:`layout` is the whole model's.
     """
 
-    parts: tuple[Part, ...] = ()
+    parts: tuple[CacheShard, ...] = ()
     group: Any = None
     leader: Any = None
     # Ends the worker: a copy that fails leaves ranks at different places.
@@ -74,7 +74,7 @@ class GroupShape(KVShape):
     @classmethod
     def of(
         cls,
-        parts: list[Part],
+        parts: list[CacheShard],
         dtype: torch.dtype,
         group: Group,
         leader: Leader,
@@ -90,7 +90,7 @@ class GroupShape(KVShape):
             RankLayer(at + i, layer.kv_heads, 0, layer.kv_heads, layer.head_dim, layer.shared)
             for i, layer in enumerate(layers)
         ]
-        first = Part(own.shape.with_more(layers), (*own.layers, *more))
+        first = CacheShard(own.shape.with_more(layers), (*own.layers, *more))
         return replace(self, layers=(*self.layers, *layers), parts=(first, *self.parts[1:]))
 
     @property

@@ -14,7 +14,7 @@ from torch import Tensor
 from serve_app.engine.kv_cache import KVCache
 from serve_app.engine.runner import Forward
 from serve_app.engine.step import Batch, Capture, InputEmbeddings
-from serve_app.parallel.cache import Part, owns
+from serve_app.parallel.cache import CacheShard, owns
 from serve_app.parallel.group import Group
 from serve_app.parallel.life import Work
 from serve_app.parallel.link import Follower, Leader
@@ -135,7 +135,7 @@ def understand(step: RankStep, kv: KVCache, dtype: torch.dtype) -> Batch:
 
 
 @torch.inference_mode()
-def follow(link: Follower, shared: SharedForward, own: Part, dtype: torch.dtype, bank: Any = None) -> None:
+def follow(link: Follower, shared: SharedForward, own: CacheShard, dtype: torch.dtype, bank: Any = None) -> None:
     """What a rank beside rank 0 does until rank 0 goes. ``own``: its part of the cache; ``dtype``: the model's;
     ``bank``: of its adapters, where the model takes any.
     """

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Part:
+class RoleWeights:
     """Tensors of one role in one layer, or beside the layers. ``keys``: of the bytes, those that make keys and
     values.
     """
@@ -30,7 +30,7 @@ class Part:
         self.keys += tensor.bytes if tensor.makes_keys else 0
 
 
-Parts = dict[str, Part]
+WeightsByRole = dict[str, RoleWeights]
 
 
 @dataclass(slots=True)
@@ -40,8 +40,8 @@ class Model:
     """
 
     name: str
-    layers: list[Parts]
-    outer: Parts
+    layers: list[WeightsByRole]
+    outer: WeightsByRole
     caches: list[LayerCache]
     hidden: int
     inner: int
@@ -93,8 +93,8 @@ class Model:
 def build(name: str, full: Any, tensors: Iterable[Tensor], caches: list[LayerCache]) -> Model:
     """``full``: transformers' configuration with its defaults."""
     text = full.get_text_config()
-    layers: list[Parts] = [defaultdict(Part) for _ in caches]
-    outer: Parts = defaultdict(Part)
+    layers: list[WeightsByRole] = [defaultdict(RoleWeights) for _ in caches]
+    outer: WeightsByRole = defaultdict(RoleWeights)
     dropped = 0
     for tensor in tensors:
         if tensor.layer is not None and tensor.layer >= len(layers):

@@ -22,7 +22,7 @@ class DoesNotFit(ValueError):
 
 
 @dataclass(slots=True, frozen=True)
-class Asked:
+class ServingTarget:
     """``count`` devices of which a program may use ``utilization`` (0..1); a step has at most ``batch_tokens`` rows of
     which ``sequences`` are sampled; rates are for texts of ``context`` tokens.
     """
@@ -41,7 +41,7 @@ class Plan:
     """``left``: bytes for K/V of each stage's fullest rank."""
 
     model: Model
-    asked: Asked
+    asked: ServingTarget
     split: Split
     ranks: list[Rank]
     left: list[int]
@@ -109,7 +109,7 @@ def splits(count: int) -> Iterator[Split]:
                 yield Split(tensor, pipeline, True, replicas)
 
 
-def make_plan(model: Model, asked: Asked, split: Split) -> Plan:
+def make_plan(model: Model, asked: ServingTarget, split: Split) -> Plan:
     """The plan of one split. Raises :class:`DoesNotDivide` and :class:`DoesNotFit`."""
     if split.expert and not model.experts:
         raise DoesNotDivide(f"{model.name} has no experts to divide")
@@ -143,7 +143,7 @@ def media_bytes(model: Model, *, cpu: bool) -> dict[str, int]:
     return found
 
 
-def best_plan(model: Model, asked: Asked, *, prefill: bool = False) -> Plan:
+def best_plan(model: Model, asked: ServingTarget, *, prefill: bool = False) -> Plan:
     """Of the splits that fit at least one text, the one of most tokens per second on all devices together, of answers
     or with ``prefill`` of prompts; of equals the one with most room for K/V. Raises :class:`DoesNotFit`.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from serve_app.parallel.stages import stages
-from serve_app.planning.model import Model, Part, Parts
+from serve_app.planning.model import Model, RoleWeights, WeightsByRole
 
 # Every rank of a stage has all of these. What is left is divided: columns or rows of matrices, heads, experts, the
 # vocabulary. Projections into a latent are divided by their inputs, and a small all-reduce adds their results.
@@ -86,8 +86,8 @@ def divide(model: Model, split: Split, *, batch_tokens: int, sampled: int, cpu: 
     """
     check_split(model, split)
     outer = model.outer
-    first: Parts = {role: outer[role] for role in ("embedding", "vision") if role in outer}
-    last: Parts = {role: part for role, part in outer.items() if role not in first}
+    first: WeightsByRole = {role: outer[role] for role in ("embedding", "vision") if role in outer}
+    last: WeightsByRole = {role: part for role, part in outer.items() if role not in first}
     if model.tied and split.pipeline > 1 and "embedding" in outer:
         last["head"] = outer["embedding"]  # the last stage needs the table as well
     costs = [sum(part.bytes for part in layer.values()) for layer in model.layers]
@@ -95,7 +95,7 @@ def divide(model: Model, split: Split, *, batch_tokens: int, sampled: int, cpu: 
     ranks = []
     for begin, end in stages(costs, split.pipeline, ends):
         rank = Rank(begin, end)
-        held: list[Parts] = list(model.layers[begin:end])
+        held: list[WeightsByRole] = list(model.layers[begin:end])
         held += [first] if begin == 0 else []
         held += [last] if end == len(model.layers) else []
         for parts in held:
@@ -120,7 +120,7 @@ def _repeated(role: str, split: Split) -> bool:
     return role in WHOLE or (role == SHARED and split.travel) or (role == EXPERTS and split.copies > 0)
 
 
-def _mine(role: str, part: Part, model: Model, split: Split) -> int:
+def _mine(role: str, part: RoleWeights, model: Model, split: Split) -> int:
     """Bytes of a part on the fullest rank of a stage."""
     tensor, kv_heads = split.tensor, model.kv_heads
     if role in WHOLE or (role == SHARED and split.travel):

@@ -33,7 +33,7 @@ def run_rank(spec: WorkerSpec, rank: int, address: LinkAddress, progress: Progre
 def _follow(spec: WorkerSpec, rank: int, link: Follower, token: str, progress: Progress) -> None:
     import torch
 
-    from serve_app.parallel.cache import Part
+    from serve_app.parallel.cache import CacheShard
     from serve_app.parallel.meeting import Meeting, join
     from serve_app.parallel.steps import SharedForward, follow
     from serve_app.worker.loading import load_model, prepare_torch, resolve_weights
@@ -54,4 +54,4 @@ def _follow(spec: WorkerSpec, rank: int, link: Follower, token: str, progress: P
     linears = model.adapters.whole_linears if model.adapters is not None else ()  # type: ignore[attr-defined]
     link.say(RankLoaded(rank, model.part, model.report["read_bytes"], seconds, linears))
     progress("ready")
-    follow(link, shared, Part.of(model.part, model.kv_shape.dtype), model.dtype, model.adapters)
+    follow(link, shared, CacheShard.of(model.part, model.kv_shape.dtype), model.dtype, model.adapters)

@@ -47,12 +47,12 @@ class Ranks:
     def take(self, model: CausalModel) -> None:
         """Makes of rank 0's part of a model the whole one. Raises :class:`RankLost`."""
         from serve_app.parallel.adapters import GroupBank
-        from serve_app.parallel.cache import GroupShape, Part
+        from serve_app.parallel.cache import CacheShard, GroupShape
         from serve_app.parallel.steps import LedForward, SharedForward
 
         loaded = self.leader.await_loaded()
         dtype = model.kv_shape.dtype
-        parts = [Part.of(layers, dtype) for layers in (model.part, *(each.layers for each in loaded))]
+        parts = [CacheShard.of(layers, dtype) for layers in (model.part, *(each.layers for each in loaded))]
         shared = model.forward
         assert isinstance(shared, SharedForward)
         self.forward = LedForward(shared, self.leader, self._failed)

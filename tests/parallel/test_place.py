@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.engine.kv_cache import KVShape, LayerShape
-from serve_app.parallel.cache import Part, first_head, owns, views, whole_shape
+from serve_app.parallel.cache import CacheShard, first_head, owns, views, whole_shape
 from serve_app.parallel.place import Place
 from serve_app.wire.ranks import RankLayer
 
@@ -26,13 +26,13 @@ def test_stages_and_parts():
     assert [p.rank for p in places if p.last] == list(places[0].last_ranks) == [4, 5]
 
 
-def parts(tensor: int, pipeline: int, layers: int, heads: int) -> list[Part]:
+def parts(tensor: int, pipeline: int, layers: int, heads: int) -> list[CacheShard]:
     found = []
     for rank in range(tensor * pipeline):
         place, own = Place(tensor, pipeline, rank), max(1, heads // tensor)
         held = range(layers * place.stage // pipeline, layers * (place.stage + 1) // pipeline)
         told = tuple(RankLayer(i, own, first_head(place, own, heads), heads, 4) for i in held)
-        found.append(Part.of(told, torch.float32))
+        found.append(CacheShard.of(told, torch.float32))
     return found
 
 

@@ -13,7 +13,7 @@ from serve_app.models.media import HELD_FILES, KEPT_BYTES
 from serve_app.models.peak import Living
 from serve_app.planning.described import full_config, without_weights
 from serve_app.planning.devices import GPUS, cpu
-from serve_app.planning.plan import Asked, DoesNotFit, make_plan, to_json
+from serve_app.planning.plan import DoesNotFit, ServingTarget, make_plan, to_json
 from serve_app.planning.ranks import Split
 from serve_app.planning.say import said
 from serve_app.planning.source import plan_model
@@ -84,17 +84,17 @@ def test_the_first_rank_has_what_sees_and_room_for_encoding(tmp_path):
     model = plan_model("x", config_of(folder), read_headers(folder), item=2, folder=folder)
     [encoding] = model.media.values()
     device = GPUS["h100"]
-    plan = make_plan(model, Asked(device), Split(2))
+    plan = make_plan(model, ServingTarget(device), Split(2))
     [rank] = plan.ranks
     assert rank.weights["vision"] == model.by_role()["vision"]
     held = KEPT_BYTES + max(KEPT_BYTES, HELD_FILES * encoding.features)
     assert rank.media == {"pictures, encoding": encoding.peak, "pictures, features": held}
     assert rank.weight_bytes + rank.activations + rank.media_bytes + device.reserve + plan.left[0] == plan.usable
     assert "pictures, encoding" in said(plan) and to_json(plan)["ranks"][0]["media"] == rank.media
-    stages = make_plan(model, Asked(device), Split(1, 2)).ranks
+    stages = make_plan(model, ServingTarget(device), Split(1, 2)).ranks
     assert stages[0].media and not stages[1].media
     with pytest.raises(DoesNotFit, match="GiB for pictures and sounds and"):
-        make_plan(model, Asked(cpu(1 << 28)), Split())
+        make_plan(model, ServingTarget(cpu(1 << 28)), Split())
 
 
 def test_longer_contexts_take_larger_pictures_and_longer_sounds(tmp_path):

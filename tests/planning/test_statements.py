@@ -3,7 +3,7 @@
 import pytest
 
 from serve_app.planning.devices import GPUS
-from serve_app.planning.plan import Asked, DoesNotFit, best_plan, make_plan, to_json
+from serve_app.planning.plan import DoesNotFit, ServingTarget, best_plan, make_plan, to_json
 from serve_app.planning.ranks import DoesNotDivide, Split
 from serve_app.planning.rates import rates
 from serve_app.planning.say import said
@@ -25,7 +25,7 @@ def test_llama_4_scout_fits_two_h200_with_56_gib_left_for_1_2_million_tokens():
     """
     model = model_of("llama-4-scout")
     assert model.values / 1e9 == pytest.approx(108.6, rel=0.005)
-    plan = make_plan(model, Asked(GPUS["h200"], 2, SHARE, ROWS), Split(2))
+    plan = make_plan(model, ServingTarget(GPUS["h200"], 2, SHARE, ROWS), Split(2))
     assert plan.left_bytes / GiB == pytest.approx(56, abs=2)
     assert plan.token_bytes == 48 * 2 * 8 * 128 * 2 and plan.far_token_bytes == plan.token_bytes // 4
     assert plan.tokens_of_one_text == pytest.approx(1.2e6, rel=0.04)
@@ -38,7 +38,7 @@ def test_kimi_k2_5_fits_eight_h100_with_30_gib_left():
     model = model_of("kimi-k2.5")
     assert model.weight_bytes / 1e9 == pytest.approx(594, rel=0.01)
     assert model.active_values / 1e9 == pytest.approx(32, rel=0.05)
-    plan = make_plan(model, Asked(GPUS["h100"], 8, SHARE, ROWS), Split(8))
+    plan = make_plan(model, ServingTarget(GPUS["h100"], 8, SHARE, ROWS), Split(8))
     assert plan.left_bytes / GiB == pytest.approx(30, abs=2)
     # DeepSeek-V2's formula: the latent and the rotated key, once for all heads, of every layer.
     assert plan.token_bytes == 61 * (512 + 64) * 2
@@ -63,23 +63,23 @@ def test_sizes_that_authors_publish(name, gigabytes, billions, active):
 
 
 def test_the_best_split_of_a_small_model_is_replicas_and_of_a_large_one_ranks():
-    small = best_plan(model_of("gpt-oss-20b"), Asked(GPUS["h100"], 4))
+    small = best_plan(model_of("gpt-oss-20b"), ServingTarget(GPUS["h100"], 4))
     assert (small.split.ranks, small.split.replicas) == (1, 4)
-    large = best_plan(model_of("kimi-k2.5"), Asked(GPUS["h200"], 8))
+    large = best_plan(model_of("kimi-k2.5"), ServingTarget(GPUS["h200"], 8))
     assert large.split.ranks == 8 and large.rates.decode > large.rates.single
     with pytest.raises(DoesNotFit, match="kimi-k2.5 does not fit 4 x h100"):
-        best_plan(model_of("kimi-k2.5"), Asked(GPUS["h100"], 4))
+        best_plan(model_of("kimi-k2.5"), ServingTarget(GPUS["h100"], 4))
 
 
 def test_what_does_not_divide_is_named():
     with pytest.raises(DoesNotDivide, match="attention heads: 40 do not divide by 3"):
-        make_plan(model_of("llama-4-scout"), Asked(GPUS["h200"], 3), Split(3))
+        make_plan(model_of("llama-4-scout"), ServingTarget(GPUS["h200"], 3), Split(3))
 
 
 def test_every_byte_of_a_rank_has_a_name():
     """What ranks hold adds up to the model, beside what each of them has; and a rank's memory to what it may use."""
     model = model_of("gpt-oss-120b")
-    asked = Asked(GPUS["h100"], 4)
+    asked = ServingTarget(GPUS["h100"], 4)
     plan = make_plan(model, asked, Split(2, 2))
     held = sum(rank.weight_bytes for rank in plan.ranks) * 2
     copies = sum(rank.copies for rank in plan.ranks) * 2
@@ -94,7 +94,7 @@ def test_every_byte_of_a_rank_has_a_name():
 
 def test_stages_work_at_the_same_time_and_prompts_choose_by_their_own_rate():
     """Which makes prompts faster and, where what a step takes depends on its rows, answers; but not one alone."""
-    model, asked = model_of("llama-3.3-70b-instruct-fp8"), Asked(GPUS["h200"], 4)
+    model, asked = model_of("llama-3.3-70b-instruct-fp8"), ServingTarget(GPUS["h200"], 4)
     whole, stages = (make_plan(model, asked, Split(1, n)) for n in (1, 2))
     assert stages.rates.prefill == pytest.approx(2 * whole.rates.prefill, rel=0.05)
     assert stages.rates.single == pytest.approx(whole.rates.single, rel=0.01)
@@ -115,7 +115,7 @@ def test_stages_work_at_the_same_time_and_prompts_choose_by_their_own_rate():
 def test_prompts_are_faster_where_rows_travel_to_experts_on_many_ranks():
     model, gained = model_of("gpt-oss-120b"), {}
     for ranks in (2, 8):
-        asked = Asked(GPUS["h100"], ranks)
+        asked = ServingTarget(GPUS["h100"], ranks)
         all_rows, travel = (make_plan(model, asked, Split(ranks, 1, True, travel=way)) for way in (False, True))
         gained[ranks] = travel.rates.prefill / all_rows.rates.prefill
         # Answers are computed with all rows on every rank.

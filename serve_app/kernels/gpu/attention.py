@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from serve_app.kernels.gpu.common import next_power_of_2, processors, shared_memory, widens
-from serve_app.kernels.gpu.plan import Launch, Part, plan_launch
+from serve_app.kernels.gpu.plan import BatchSlice, Launch, plan_launch
 
 if TYPE_CHECKING:
     from serve_app.kernels.batch import AttentionBatch
@@ -49,13 +49,13 @@ def paged_attention(
     if q.stride(2) != 1:
         q = q.contiguous()
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    whole = Part(0, len(batch.seq_lens), 0, len(q), batch.max_query_len)
+    whole = BatchSlice(0, len(batch.seq_lens), 0, len(q), batch.max_query_len)
     for part in [whole] if launch is not None else whole.divided(batch.decodes):
         _run(part, launch or _plan(part, q, kv_layer, batch), q, kv_layer, batch, out, scale, window, softcap, sinks)
     return out
 
 
-def _plan(part: Part, q: Tensor, kv_layer: Tensor, batch: AttentionBatch) -> Launch:
+def _plan(part: BatchSlice, q: Tensor, kv_layer: Tensor, batch: AttentionBatch) -> Launch:
     return plan_launch(
         requests=part.requests,
         tokens=part.tokens,
@@ -71,7 +71,7 @@ def _plan(part: Part, q: Tensor, kv_layer: Tensor, batch: AttentionBatch) -> Lau
 
 
 def _run(
-    part: Part,
+    part: BatchSlice,
     launch: Launch,
     q: Tensor,
     kv_layer: Tensor,

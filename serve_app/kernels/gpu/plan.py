@@ -15,7 +15,7 @@ MIN_DECODES = 8
 
 
 @dataclass(slots=True, frozen=True)
-class Part:
+class BatchSlice:
     """Requests ``first`` to ``last`` of a batch and their tokens."""
 
     first: int
@@ -32,11 +32,14 @@ class Part:
     def tokens(self) -> int:
         return self.last_token - self.first_token
 
-    def divided(self, decodes: int) -> list[Part]:
+    def divided(self, decodes: int) -> list[BatchSlice]:
         """In two where enough ``decodes``, requests of one token, stand at the head of a batch of prompts."""
         if self.max_query_len == 1 or decodes < MIN_DECODES:
             return [self]
-        return [Part(0, decodes, 0, decodes, 1), Part(decodes, self.last, decodes, self.last_token, self.max_query_len)]
+        return [
+            BatchSlice(0, decodes, 0, decodes, 1),
+            BatchSlice(decodes, self.last, decodes, self.last_token, self.max_query_len),
+        ]
 
 
 @dataclass(slots=True, frozen=True)

@@ -14,7 +14,7 @@ FRAME_S = 0.01
 
 
 @dataclass(slots=True, frozen=True)
-class Part:
+class Segment:
     """``start``, ``end``: seconds within the window. ``first``, ``last``: places of its tokens in the window's."""
 
     start: float
@@ -23,7 +23,7 @@ class Part:
     last: int
 
 
-def split(tokens: Sequence[int], begin: int, frames: int, stride: int) -> tuple[list[Part], int]:
+def split(tokens: Sequence[int], begin: int, frames: int, stride: int) -> tuple[list[Segment], int]:
     """The segments of a window with ``frames`` to hear, and how many of these are done.
 
     ``begin``: the first timestamp token. ``stride``: frames of one position of the encoder. What follows the last
@@ -32,7 +32,7 @@ def split(tokens: Sequence[int], begin: int, frames: int, stride: int) -> tuple[
     marks = [token >= begin for token in tokens]
     ends = [i + 1 for i in range(len(marks) - 1) if marks[i] and marks[i + 1]]
     if not ends:
-        return [Part(0.0, _end(tokens, marks, begin, frames), 0, len(tokens))], frames
+        return [Segment(0.0, _end(tokens, marks, begin, frames), 0, len(tokens))], frames
     single = marks[-2:] == [False, True]
     if single:
         ends.append(len(tokens))
@@ -42,7 +42,7 @@ def split(tokens: Sequence[int], begin: int, frames: int, stride: int) -> tuple[
     parts, at = [], 0
     for number, end in enumerate(ends):
         closing = tokens[end - (2 if number == len(ends) - 1 and not single else 1)]
-        parts.append(Part((tokens[at] - begin) * TOKEN_S, (closing - begin) * TOKEN_S, at, end))
+        parts.append(Segment((tokens[at] - begin) * TOKEN_S, (closing - begin) * TOKEN_S, at, end))
         at = end
     # One mark at the end: nothing is said behind it.
     return parts, frames if single else (tokens[at - 2] - begin) * stride
