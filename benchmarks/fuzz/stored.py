@@ -26,10 +26,10 @@ from serve_app.state.journal import Journal
 from serve_app.state.protocols import Row
 from serve_app.wire.encode import read_encode_result
 from serve_app.wire.generate import read_generate_call, read_generate_result
-from serve_app.wire.message import BadMessage, Message, Reader
+from serve_app.wire.message import BadMessage, Message, MessageDecoder
 from serve_app.wire.tokens import Ack, Acked, Closed, Hello, TokenItem, Tokens, read_from_gateway, read_from_worker
 
-READERS: dict[str, Reader[Any]] = {
+READERS: dict[str, MessageDecoder[Any]] = {
     "worker": read_from_worker,
     "gateway": read_from_gateway,
     "generate call": read_generate_call,

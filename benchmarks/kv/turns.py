@@ -35,7 +35,7 @@ ANSWER, NEW = 96, 64
 SALT = b"benchmark's salt"
 
 
-class Reader:
+class TimedClient:
     """A gateway's part: sends requests to workers and times their first tokens."""
 
     def __init__(self, inbox: Any) -> None:
@@ -111,7 +111,7 @@ async def measure(arguments: argparse.Namespace, checkpoint: Path) -> dict[str, 
         await worker.ready()
     inbox = TokenInbox()
     await inbox.start()
-    reader, rng = Reader(inbox), np.random.default_rng(0)
+    reader, rng = TimedClient(inbox), np.random.default_rng(0)
     seconds: dict[str, list[float]] = {"cold": [], "turn": [], "handed_over": []}
     paths: dict[str, dict[str, Any]] = {}
     shares: list[float] = []

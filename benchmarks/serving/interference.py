@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.kv.turns import Reader
+from benchmarks.kv.turns import TimedClient
 from benchmarks.serving.stack import private_ray
 from benchmarks.trace.measure import quantile
 
@@ -40,7 +40,7 @@ ANSWER = 4  # tokens of each long prompt's answer
 CONTEXT = 1024  # tokens of each stream's prompt
 
 
-class Clients(Reader):
+class Clients(TimedClient):
     """Streams whose gaps are written down, and long prompts."""
 
     async def stream(self, worker: Any, ids: list[int], until: float) -> list[tuple[float, float]]:

@@ -8,7 +8,7 @@ import asyncio
 import socket
 from typing import Generic, TypeVar
 
-from serve_app.wire.message import BadMessage, Message, Reader
+from serve_app.wire.message import BadMessage, Message, MessageDecoder
 
 MAX_FRAME = 4 * 1024 * 1024
 # A peer that has not said who it is gets no more memory than this.
@@ -44,7 +44,7 @@ def notice_lost_machine(transport: asyncio.BaseTransport) -> None:
 class FrameReader(Generic[T]):
     """Cuts a byte stream into messages. ``limit`` is the largest accepted, in bytes."""
 
-    def __init__(self, read: Reader[T], limit: int = MAX_FRAME) -> None:
+    def __init__(self, read: MessageDecoder[T], limit: int = MAX_FRAME) -> None:
         self.limit = limit
         self._read = read
         self._buffer = bytearray()

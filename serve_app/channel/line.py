@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from serve_app.channel import frames
 from serve_app.channel.frames import FrameReader
-from serve_app.wire.message import BadMessage, Message, Reader
+from serve_app.wire.message import BadMessage, Message, MessageDecoder
 
 log = logging.getLogger(__name__)
 
@@ -17,7 +17,9 @@ log = logging.getLogger(__name__)
 class Line(asyncio.Protocol):
     """``on_message`` gets what comes; ``on_lost`` is called once, however the connection ends."""
 
-    def __init__(self, read: Reader[Any], on_message: Callable[[Any], None], on_lost: Callable[[], None]) -> None:
+    def __init__(
+        self, read: MessageDecoder[Any], on_message: Callable[[Any], None], on_lost: Callable[[], None]
+    ) -> None:
         self._reader: FrameReader[Any] = FrameReader(read)
         self._on_message = on_message
         self._on_lost = on_lost

@@ -15,7 +15,7 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
-class Reader:
+class ReadPool:
     """At most ``threads`` look-ups at a time; a thread begins with the first."""
 
     def __init__(self, threads: int = 4) -> None:

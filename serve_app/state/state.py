@@ -34,7 +34,7 @@ from serve_app.state.kept.traces import Traces
 from serve_app.state.operated import OperatedBook
 from serve_app.state.owners import Owner
 from serve_app.state.protocols import Store
-from serve_app.state.reader import Reader
+from serve_app.state.reader import ReadPool
 from serve_app.state.spending.allowance import Allowance
 from serve_app.state.spending.ledger_writer import LedgerWriter
 from serve_app.state.spending.usage_reader import UsageReader
@@ -86,7 +86,7 @@ class State:
         self._store: Store = SqlStore(home, database, durable=fsync)
         self._background = Background("state", self._turn, poll_s=POLL_S, group_s=GROUP_S)
         self._closed = False
-        self._reader = Reader()
+        self._reader = ReadPool()
         self._writer = GroupWriter(self._store, Journal(home / "journal"), self._wake)
         self._revisions: dict[str, int] | None = None
         self._adopted_at = self._trimmed_at = float("-inf")
@@ -129,7 +129,7 @@ class State:
         self._sweep = Sweep(self.batches, self.uploads, lambda: self.files)
         self.traces = Traces(self._store.traces, self._writer, self._reader)
         # Whoever sums up years keeps no other look-up waiting.
-        self._usage_reader = Reader(threads=2)
+        self._usage_reader = ReadPool(threads=2)
         self._store.usage.entries_kept_s = ledger_days * 86_400
         self.usage = UsageReader(self._store.usage, self._usage_reader)
 

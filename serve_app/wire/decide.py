@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from serve_app.wire.generate import AdapterAt, Failed, Share, Weight
-from serve_app.wire.message import Message, Reader
+from serve_app.wire.message import Message, MessageDecoder
 
 
 class Branch(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -45,5 +45,5 @@ class Decided(Message, tag="decided:1", frozen=True):
 
 
 DecideResult = Decided | Failed
-read_decide_call: Reader[DecideCall] = Reader(DecideCall)
-read_decide_result: Reader[DecideResult] = Reader(DecideResult)
+read_decide_call: MessageDecoder[DecideCall] = MessageDecoder(DecideCall)
+read_decide_result: MessageDecoder[DecideResult] = MessageDecoder(DecideResult)

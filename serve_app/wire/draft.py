@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from serve_app.wire.message import Message, Reader
+from serve_app.wire.message import Message, MessageDecoder
 
 
 class Query(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -32,5 +32,5 @@ class Proposals(Message, tag="proposals:1", frozen=True):
     drafts: dict[str, list[int] | None]
 
 
-read_propose_call: Reader[ProposeCall] = Reader(ProposeCall)
-read_proposals: Reader[Proposals] = Reader(Proposals)
+read_propose_call: MessageDecoder[ProposeCall] = MessageDecoder(ProposeCall)
+read_proposals: MessageDecoder[Proposals] = MessageDecoder(Proposals)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from serve_app.wire.generate import Failed
-from serve_app.wire.message import Message, Reader
+from serve_app.wire.message import Message, MessageDecoder
 
 
 class EncodeCall(Message, tag="encode:3", frozen=True):
@@ -41,5 +41,5 @@ class EncodedTokens(Message, tag="encoded-tokens:1", frozen=True):
 
 
 EncodeResult = Encoded | EncodedTokens | Failed
-read_encode_call: Reader[EncodeCall] = Reader(EncodeCall)
-read_encode_result: Reader[EncodeResult] = Reader(EncodeResult)
+read_encode_call: MessageDecoder[EncodeCall] = MessageDecoder(EncodeCall)
+read_encode_result: MessageDecoder[EncodeResult] = MessageDecoder(EncodeResult)

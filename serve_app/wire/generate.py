@@ -8,7 +8,7 @@ import msgspec
 
 from serve_app.sampling_params import PromptLogprobs, SamplingParams
 from serve_app.wire.address import InboxAddress
-from serve_app.wire.message import Message, Reader
+from serve_app.wire.message import Message, MessageDecoder
 from serve_app.wire.tokens import TokenItem
 
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -207,14 +207,14 @@ class Collected(Message, tag="collected:1", frozen=True):
 
 GenerateResult = Generated | Missing | Failed
 PrefillResult = PrefillDone | Failed
-read_generate_call: Reader[GenerateCall] = Reader(GenerateCall)
-read_generate_result: Reader[GenerateResult] = Reader(GenerateResult)
-read_generate_many: Reader[GenerateMany] = Reader(GenerateMany)
-read_generated_many: Reader[GeneratedMany] = Reader(GeneratedMany)
-read_ending: Reader[Generated | Failed] = Reader(Generated | Failed)
-read_arriving_call: Reader[ArrivingCall] = Reader(ArrivingCall)
-read_prefill_call: Reader[PrefillCall] = Reader(PrefillCall)
-read_prefill_result: Reader[PrefillResult] = Reader(PrefillResult)
-read_prefilled: Reader[Prefilled] = Reader(Prefilled)
-read_collect_call: Reader[CollectCall] = Reader(CollectCall)
-read_collected: Reader[Collected] = Reader(Collected)
+read_generate_call: MessageDecoder[GenerateCall] = MessageDecoder(GenerateCall)
+read_generate_result: MessageDecoder[GenerateResult] = MessageDecoder(GenerateResult)
+read_generate_many: MessageDecoder[GenerateMany] = MessageDecoder(GenerateMany)
+read_generated_many: MessageDecoder[GeneratedMany] = MessageDecoder(GeneratedMany)
+read_ending: MessageDecoder[Generated | Failed] = MessageDecoder(Generated | Failed)
+read_arriving_call: MessageDecoder[ArrivingCall] = MessageDecoder(ArrivingCall)
+read_prefill_call: MessageDecoder[PrefillCall] = MessageDecoder(PrefillCall)
+read_prefill_result: MessageDecoder[PrefillResult] = MessageDecoder(PrefillResult)
+read_prefilled: MessageDecoder[Prefilled] = MessageDecoder(Prefilled)
+read_collect_call: MessageDecoder[CollectCall] = MessageDecoder(CollectCall)
+read_collected: MessageDecoder[Collected] = MessageDecoder(Collected)

@@ -41,8 +41,8 @@ class Message(msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unk
         return str(cls.__struct_config__.tag)
 
 
-class Reader(Generic[T]):
-    """Reads bytes as one of the messages it is made for: ``Reader(Missing | Generated)``."""
+class MessageDecoder(Generic[T]):
+    """Reads bytes as one of the messages it is made for: ``MessageDecoder(Missing | Generated)``."""
 
     def __init__(self, kinds: Kinds[T]) -> None:
         self._kinds = kinds
@@ -51,7 +51,7 @@ class Reader(Generic[T]):
         self._tags = [member.tag() for member in members]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Reader, (self._kinds,)  # Ray pickles actors' classes with what their methods name
+        return MessageDecoder, (self._kinds,)  # Ray pickles actors' classes with what their methods name
 
     def __call__(self, data: bytes | memoryview) -> T:
         """Raises :class:`WrongVersion` or :class:`BadMessage`."""

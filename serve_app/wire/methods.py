@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from serve_app.wire import decide, encode, generate, predict, replicas
-from serve_app.wire.message import Message, Reader
+from serve_app.wire.message import Message, MessageDecoder
 
 C = TypeVar("C", bound=Message)
 R = TypeVar("R")
@@ -18,7 +18,7 @@ class Method(Generic[C, R]):
 
     name: str
     call: type[C]
-    result: Reader[R]
+    result: MessageDecoder[R]
 
 
 # A replica's to have; all replicas of a stage are asked for the others.

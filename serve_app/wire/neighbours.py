@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from serve_app.sampling_params import SamplingParams, TokenLogprobs
-from serve_app.wire.message import BadMessage, Message, Reader
+from serve_app.wire.message import BadMessage, Message, MessageDecoder
 from serve_app.wire.tokens import Offset, TokenId
 
 MEDIA_TYPE = "application/octet-stream"
@@ -82,9 +82,9 @@ class PassFailed(Message, tag="pass-failed:1", frozen=True):
     error: str
 
 
-read_offers: Reader[Offers] = Reader(Offers)
-read_pass: Reader[PassCall] = Reader(PassCall)
-read_passed: Reader[PassedTokens | PassFailed] = Reader(PassedTokens | PassFailed)
+read_offers: MessageDecoder[Offers] = MessageDecoder(Offers)
+read_pass: MessageDecoder[PassCall] = MessageDecoder(PassCall)
+read_passed: MessageDecoder[PassedTokens | PassFailed] = MessageDecoder(PassedTokens | PassFailed)
 
 
 def frame(message: Message) -> bytes:

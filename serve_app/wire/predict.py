@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from serve_app.wire.generate import Failed
-from serve_app.wire.message import Message, Reader
+from serve_app.wire.message import Message, MessageDecoder
 
 
 class PredictCall(Message, tag="predict:2", frozen=True):
@@ -42,7 +42,7 @@ class ProgressTold(Message, tag="progress-told:1", frozen=True):
 
 
 PredictResult = Predicted | Failed
-read_predict_call: Reader[PredictCall] = Reader(PredictCall)
-read_predict_result: Reader[PredictResult] = Reader(PredictResult)
-read_progress_call: Reader[ProgressCall] = Reader(ProgressCall)
-read_progress_told: Reader[ProgressTold] = Reader(ProgressTold)
+read_predict_call: MessageDecoder[PredictCall] = MessageDecoder(PredictCall)
+read_predict_result: MessageDecoder[PredictResult] = MessageDecoder(PredictResult)
+read_progress_call: MessageDecoder[ProgressCall] = MessageDecoder(ProgressCall)
+read_progress_told: MessageDecoder[ProgressTold] = MessageDecoder(ProgressTold)

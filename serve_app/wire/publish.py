@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from serve_app.wire.message import Message, Reader
+from serve_app.wire.message import Message, MessageDecoder
 
 
 class ChunkFields(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -27,4 +27,4 @@ class PublishCall(Message, tag="publish:1", frozen=True):
     chunks: tuple[ChunkFields, ...]
 
 
-read_publish_call: Reader[PublishCall] = Reader(PublishCall)
+read_publish_call: MessageDecoder[PublishCall] = MessageDecoder(PublishCall)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from serve_app.wire.message import Message, Reader
+from serve_app.wire.message import Message, MessageDecoder
 
 
 class RankHello(Message, tag="rank-hello:1", frozen=True):
@@ -148,5 +148,5 @@ class RankCopyIn(Message, tag="rank-copy-in:1", frozen=True):
 ToRank = RankMeeting | RankGo | RankAllocate | RankAdapter | RankStep | RankCopyOut | RankCopyIn
 FromRank = RankHello | RankReady | RankLoaded | RankFailed | RankState
 
-read_to_rank: Reader[ToRank] = Reader(ToRank)
-read_from_rank: Reader[FromRank] = Reader(FromRank)
+read_to_rank: MessageDecoder[ToRank] = MessageDecoder(ToRank)
+read_from_rank: MessageDecoder[FromRank] = MessageDecoder(FromRank)

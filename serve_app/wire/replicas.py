@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from serve_app.wire.address import InboxAddress
-from serve_app.wire.message import Message, Reader
+from serve_app.wire.message import Message, MessageDecoder
 
 
 class Nothing(Message, tag="nothing:1", frozen=True):
@@ -77,10 +77,10 @@ class AllCounters(Message, tag="all-counters:1", frozen=True):
     workers: tuple[Counters, ...] = ()
 
 
-read_nothing: Reader[Nothing] = Reader(Nothing)
-read_subscribe: Reader[Subscribe] = Reader(Subscribe)
-read_subscribed: Reader[Subscribed] = Reader(Subscribed)
-read_listen: Reader[Listen] = Reader(Listen)
-read_counters: Reader[Counters] = Reader(Counters)
-read_pulse: Reader[Pulse] = Reader(Pulse)
-read_all_counters: Reader[AllCounters] = Reader(AllCounters)
+read_nothing: MessageDecoder[Nothing] = MessageDecoder(Nothing)
+read_subscribe: MessageDecoder[Subscribe] = MessageDecoder(Subscribe)
+read_subscribed: MessageDecoder[Subscribed] = MessageDecoder(Subscribed)
+read_listen: MessageDecoder[Listen] = MessageDecoder(Listen)
+read_counters: MessageDecoder[Counters] = MessageDecoder(Counters)
+read_pulse: MessageDecoder[Pulse] = MessageDecoder(Pulse)
+read_all_counters: MessageDecoder[AllCounters] = MessageDecoder(AllCounters)

@@ -23,7 +23,7 @@ from msgspec import Meta
 
 from serve_app.sampling_params import TokenLogprobs
 from serve_app.wire.load import LoadReport
-from serve_app.wire.message import Message, Reader
+from serve_app.wire.message import Message, MessageDecoder
 from serve_app.wire.turns import Visit
 
 Offset = Annotated[int, Meta(ge=0)]
@@ -108,5 +108,5 @@ class Closed(Message, tag="closed:1", frozen=True):
 
 FromWorker = Hello | Tokens | Ended | LoadReport | Bye | Visit
 FromGateway = Ack | Pause | Resume | Closed
-read_from_worker: Reader[FromWorker] = Reader(FromWorker)
-read_from_gateway: Reader[FromGateway] = Reader(FromGateway)
+read_from_worker: MessageDecoder[FromWorker] = MessageDecoder(FromWorker)
+read_from_gateway: MessageDecoder[FromGateway] = MessageDecoder(FromGateway)

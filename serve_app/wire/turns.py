@@ -24,7 +24,7 @@ from msgspec import Meta
 
 from serve_app.wire.load import KEY_BYTES as KEY_BYTES
 from serve_app.wire.load import Count, Name, Seconds
-from serve_app.wire.message import Message, Reader
+from serve_app.wire.message import Message, MessageDecoder
 
 
 class Visit(Message, tag="visit:1", frozen=True):
@@ -129,5 +129,5 @@ class Foreseen(Message, tag="foreseen:1", frozen=True):
 
 FromGuest = Enter | Began | StreamOver | Over | Foresee | Ping
 FromOwner = Queued | Turned | TurnedAway | Foreseen | Pong
-read_from_guest: Reader[FromGuest] = Reader(FromGuest)
-read_from_owner: Reader[FromOwner] = Reader(FromOwner)
+read_from_guest: MessageDecoder[FromGuest] = MessageDecoder(FromGuest)
+read_from_owner: MessageDecoder[FromOwner] = MessageDecoder(FromOwner)

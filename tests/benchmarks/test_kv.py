@@ -51,7 +51,7 @@ async def test_an_answer_that_is_too_short():
         async def generate(self, call: GenerateCall) -> Generated:
             return Generated("length", 0, PromptPath(), ())
 
-    reader = turns.Reader(Inbox())
+    reader = turns.TimedClient(Inbox())
     await reader.ask(Worker(), [1, 2], 3)
     with pytest.raises(SystemExit, match="no figures(?s:.)*an answer: 0 tokens"):
         reader.checks.require()

@@ -15,7 +15,7 @@ from serve_app.state.callers.accounts import Caller
 from serve_app.state.callers.attempts import MOST, WINDOW_S, Attempts
 from serve_app.state.deferred.reports import COUNTED_S, FRESH_S
 from serve_app.state.errors import Away
-from serve_app.state.reader import Reader
+from serve_app.state.reader import ReadPool
 from tests.gateway.http.test_accounts import CHAT, KEY, Served
 from tests.waiting import until
 
@@ -69,7 +69,7 @@ async def test_attempts_are_bounded_while_the_store_is_away() -> None:
 
         forgive = trim = begin
 
-    reader = Reader()
+    reader = ReadPool()
     attempts = Attempts(Gone(), reader)
     refused = 0
     for number in range(MOST + 3):

@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 
 from serve_app.state.blobs.adapters import Adapter, AdapterStore
-from serve_app.state.reader import Reader
+from serve_app.state.reader import ReadPool
 
 # Looked up by so many names at most.
 MAX_KNOWN = 20_000
@@ -15,7 +15,7 @@ MAX_KNOWN = 20_000
 class AdapterBook:
     """What is not in memory is asked of the store each time: an adapter that was just uploaded is found at once."""
 
-    def __init__(self, store: AdapterStore, reader: Reader) -> None:
+    def __init__(self, store: AdapterStore, reader: ReadPool) -> None:
         self.store = store
         self._reader = reader
         self._lock = threading.Lock()

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from serve_app.api.errors import RateLimited, StoreAway
-from serve_app.state.reader import Reader
+from serve_app.state.reader import ReadPool
 
 WINDOW_S = 60.0
 MOST = 10
@@ -35,7 +35,7 @@ class AttemptStore(Protocol):
 class Attempts:
     """Windows begin with the first attempt in them."""
 
-    def __init__(self, store: AttemptStore, reader: Reader) -> None:
+    def __init__(self, store: AttemptStore, reader: ReadPool) -> None:
         self._store, self._reader = store, reader
         # As far as this gateway has seen.
         self._seen: OrderedDict[str, tuple[float, int]] = OrderedDict()

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from serve_app.state.reader import Reader
+from serve_app.state.reader import ReadPool
 
 IDLE_S = 3600.0
 LONGEST_S = 12 * 3600.0
@@ -61,7 +61,7 @@ class SessionBook:
     loop.
     """
 
-    def __init__(self, store: SessionStore, reader: Reader) -> None:
+    def __init__(self, store: SessionStore, reader: ReadPool) -> None:
         self._store = store
         self._reader = reader
         self._known: dict[str, Session] = {}

@@ -11,7 +11,7 @@ import orjson
 from serve_app.api.errors import ApiError, InvalidInput, NotFound, StoreAway
 from serve_app.state.kept.responses import PATIENCE_S
 from serve_app.state.protocols import Conversation, ConversationStore, Row
-from serve_app.state.reader import Reader, plausible
+from serve_app.state.reader import ReadPool, plausible
 from serve_app.state.writer import GroupWriter
 
 MAX_ITEMS = 4096
@@ -23,7 +23,7 @@ class Conversations:
     have, and all but :meth:`append` `StoreAway`.
     """
 
-    def __init__(self, store: ConversationStore, writer: GroupWriter, reader: Reader) -> None:
+    def __init__(self, store: ConversationStore, writer: GroupWriter, reader: ReadPool) -> None:
         self._store = store
         self._writer = writer
         self._reader = reader

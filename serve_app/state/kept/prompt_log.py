@@ -12,7 +12,7 @@ import orjson
 from serve_app.api.errors import NotFound
 from serve_app.state.callers.audit import Actor
 from serve_app.state.protocols import Row
-from serve_app.state.reader import Reader, plausible
+from serve_app.state.reader import ReadPool, plausible
 from serve_app.state.writer import GroupWriter
 
 # The rule of every account that has none of its own.
@@ -59,7 +59,7 @@ class PromptStore(Protocol):
 class PromptLog:
     """What one gateway knows. Another thread may :meth:`fill` it at any time."""
 
-    def __init__(self, store: PromptStore, writer: GroupWriter, reader: Reader) -> None:
+    def __init__(self, store: PromptStore, writer: GroupWriter, reader: ReadPool) -> None:
         self.store = store
         self._writer, self._reader = writer, reader
         self._rules: Mapping[str, float] = {}

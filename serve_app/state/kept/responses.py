@@ -11,7 +11,7 @@ import orjson
 
 from serve_app.api.errors import InvalidInput, NotFound, StoreAway
 from serve_app.state.protocols import ResponseStore, Row
-from serve_app.state.reader import Reader, plausible
+from serve_app.state.reader import ReadPool, plausible
 from serve_app.state.writer import GroupWriter
 
 MAX_TURNS = 1000
@@ -27,7 +27,7 @@ Beginning = Callable[[str], Awaitable[list[dict[str, Any]]]]
 class Responses:
     """What this gateway has just stored, from memory; the rest from the store."""
 
-    def __init__(self, store: ResponseStore, writer: GroupWriter, reader: Reader) -> None:
+    def __init__(self, store: ResponseStore, writer: GroupWriter, reader: ReadPool) -> None:
         self._store = store
         self._writer = writer
         self._reader = reader

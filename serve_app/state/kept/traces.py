@@ -19,7 +19,7 @@ import orjson
 from serve_app.api.errors import NotFound
 from serve_app.api.trace_context import TraceContext
 from serve_app.state.protocols import Row, TraceStore
-from serve_app.state.reader import Reader, plausible
+from serve_app.state.reader import ReadPool, plausible
 from serve_app.state.writer import GroupWriter
 
 # Events of one request: a bound for those that lose many workers or generate many choices.
@@ -150,7 +150,7 @@ class Trace:
 class Traces:
     """Those of this gateway under way, bounded by what is in flight; and the store's."""
 
-    def __init__(self, store: TraceStore, writer: GroupWriter, reader: Reader) -> None:
+    def __init__(self, store: TraceStore, writer: GroupWriter, reader: ReadPool) -> None:
         self._store = store
         self._writer = writer
         self._reader = reader

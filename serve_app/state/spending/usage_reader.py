@@ -6,7 +6,7 @@ import asyncio
 
 from serve_app.api.errors import NotFound
 from serve_app.state.protocols import UsageStore
-from serve_app.state.reader import Reader, plausible
+from serve_app.state.reader import ReadPool, plausible
 from serve_app.state.spending.ledger import Entry
 from serve_app.state.spending.usage import UsagePage, UsageQuery
 
@@ -17,7 +17,7 @@ ON_ITS_WAY_S = 0.5
 class UsageReader:
     """All raise `StoreAway` while the store cannot be reached."""
 
-    def __init__(self, store: UsageStore, reader: Reader) -> None:
+    def __init__(self, store: UsageStore, reader: ReadPool) -> None:
         self._store = store
         self._reader = reader
 

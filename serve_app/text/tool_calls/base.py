@@ -54,7 +54,7 @@ class ToolParser:
         raise NotImplementedError
 
     @staticmethod
-    def cut(reader: Reader) -> list[str | CallPiece]:
+    def cut(reader: CallParser) -> list[str | CallPiece]:
         """The end of a call that was cut."""
         piece, _, _ = reader.read("", True)
         return [piece] if piece is not None and piece.last else []
@@ -66,7 +66,7 @@ class Verdict(enum.Enum):
     NO_CALL = 2  # said before the first piece only: the characters taken are text
 
 
-class Reader(Protocol):
+class CallParser(Protocol):
     """Reads one call. ``started``: a piece was given, so it is a call whatever follows."""
 
     started: bool

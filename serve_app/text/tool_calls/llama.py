@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from serve_app.text.tool_calls.base import CallPiece, Reader, ToolParser, Verdict
+from serve_app.text.tool_calls.base import CallParser, CallPiece, ToolParser, Verdict
 from serve_app.text.tool_calls.json_call import ObjectCall
 from serve_app.text.tool_calls.pythonic_call import PythonicCall
 
@@ -26,7 +26,7 @@ class Llama(ToolParser):
 
     def __init__(self, tools: Sequence[dict[str, Any]] = ()) -> None:
         super().__init__(tools)
-        self._reader: Reader | None = None
+        self._reader: CallParser | None = None
         self._in_list = False
         # What comes now is text, whatever it looks like; and some of it was told.
         self._plain = False
@@ -81,7 +81,7 @@ class Llama(ToolParser):
         assert self._reader is not None
         return self._take(out, self._reader, at, final)
 
-    def _take(self, out: list[str | CallPiece], reader: Reader, at: int, final: bool) -> bool:
+    def _take(self, out: list[str | CallPiece], reader: CallParser, at: int, final: bool) -> bool:
         piece, taken, verdict = reader.read(self._held[at:], final)
         self._plain = verdict is Verdict.NO_CALL
         if not reader.started:

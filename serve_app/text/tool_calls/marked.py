@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from serve_app.text.tool_calls.base import CallPiece, Reader, ToolParser, Verdict, prefix_at_end
+from serve_app.text.tool_calls.base import CallParser, CallPiece, ToolParser, Verdict, prefix_at_end
 from serve_app.text.tool_calls.json_call import NamedCall, ObjectCall
 from serve_app.text.tool_calls.xml_call import OPEN as XML_OPEN
 from serve_app.text.tool_calls.xml_call import XmlCall
@@ -19,13 +19,13 @@ class Marked(ToolParser):
 
     def __init__(self, tools: Sequence[dict[str, Any]] = ()) -> None:
         super().__init__(tools)
-        self._reader: Reader | None = None
+        self._reader: CallParser | None = None
         # Characters between the marker and what the reader reads.
         self._lead = 0
         self._closing = False
         self._after_call = False
 
-    def _open(self, body: str, final: bool) -> tuple[Reader | None, int, Verdict]:
+    def _open(self, body: str, final: bool) -> tuple[CallParser | None, int, Verdict]:
         """The reader of what stands behind a marker, and how many characters come before its part. Without a reader:
         whether there may be one yet, or how many characters are text."""
         raise NotImplementedError
@@ -70,7 +70,7 @@ class Marked(ToolParser):
             return self._take(out, self._reader, inside + self._lead, final)
         return self._undecided(out, start, inside + taken if verdict is Verdict.NO_CALL else 0)
 
-    def _take(self, out: list[str | CallPiece], reader: Reader, at: int, final: bool) -> bool:
+    def _take(self, out: list[str | CallPiece], reader: CallParser, at: int, final: bool) -> bool:
         """Lets ``reader`` read what is held from ``at`` on."""
         opened = reader.started
         piece, taken, verdict = reader.read(self._held[at:], final)
@@ -122,7 +122,7 @@ class Hermes(Marked):
     close = "</tool_call>"
     markers = (marker, close)
 
-    def _open(self, body: str, final: bool) -> tuple[Reader | None, int, Verdict]:
+    def _open(self, body: str, final: bool) -> tuple[CallParser | None, int, Verdict]:
         stripped = body.lstrip()
         lead = len(body) - len(stripped)
         if stripped.startswith("{"):
@@ -164,7 +164,7 @@ class Mistral(Marked):
         super().__init__(tools)
         self._in_list = False
 
-    def _open(self, body: str, final: bool) -> tuple[Reader | None, int, Verdict]:
+    def _open(self, body: str, final: bool) -> tuple[CallParser | None, int, Verdict]:
         undecided = Verdict.NO_CALL if final else Verdict.MORE
         stripped = body.lstrip()
         if not stripped:

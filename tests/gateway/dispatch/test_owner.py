@@ -24,7 +24,7 @@ from serve_app.gateway.dispatch.ticket import Ticket
 from serve_app.routing.types import RouteRequest
 from serve_app.wire.address import InboxAddress
 from serve_app.wire.load import LoadReport
-from serve_app.wire.message import Reader
+from serve_app.wire.message import MessageDecoder
 from serve_app.wire.turns import Pong, Visit
 from tests.gateway.dispatch.waiting import CHAT, IDLE, STEPS, Clock, entered, ticket
 
@@ -351,4 +351,4 @@ def test_zones_travel_with_requests_and_reports():
     request = RouteRequest("r", 100, zone="eu/a")
     assert request_of(entering(CHAT, request, "", 0.0), 0.0).zone == "eu/a"
     report = LoadReport("replica", CHAT, "decode", "decode", "n1", zone="eu/b")
-    assert worker_load(Reader(LoadReport)(report.encode()), 0.0).zone == "eu/b"
+    assert worker_load(MessageDecoder(LoadReport)(report.encode()), 0.0).zone == "eu/b"

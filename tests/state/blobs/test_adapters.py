@@ -22,7 +22,7 @@ from serve_app.state.blobs.adapters import (
     blob,
     content_digest,
 )
-from serve_app.state.reader import Reader
+from serve_app.state.reader import ReadPool
 from serve_app.state.state import State
 from serve_app.state.store.sql import SqlStore
 from tests.waiting import until
@@ -162,7 +162,7 @@ def test_an_accounts_adapters_go_with_it(store: SqlStore) -> None:
 def test_what_was_looked_up_is_known_until_something_changes(store: SqlStore) -> None:
     mine = made()
     store.adapters.create(mine, 9)
-    reader = Reader()
+    reader = ReadPool()
     book = AdapterBook(store.adapters, reader)
 
     async def look() -> None:
@@ -186,7 +186,7 @@ def test_what_is_read_while_something_changes_is_not_kept(store: SqlStore) -> No
     mine = made()
     store.adapters.create(mine, 9)
     mine = served(store, mine, A)
-    reader = Reader()
+    reader = ReadPool()
     book = AdapterBook(store.adapters, reader)
     find = store.adapters.find
 
