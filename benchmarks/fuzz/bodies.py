@@ -16,7 +16,7 @@ from benchmarks.fuzz import others
 from serve_app.api.anthropic.read import parse_count, parse_messages_request
 from serve_app.api.errors import ApiError, InvalidInput
 from serve_app.api.fields.body import parse_body
-from serve_app.api.multipart import Part, read_multipart, write_multipart
+from serve_app.api.multipart import BodyPart, read_multipart, write_multipart
 from serve_app.api.openai.read import parse_chat, parse_completions, parse_embeddings
 from serve_app.api.responses.read import parse_responses
 from serve_app.api.types import GenerateRequest, ModelLimits
@@ -184,7 +184,7 @@ def read_parts(data: bytes, content_type: str) -> None:
 def parts(draw: st.DrawFn) -> tuple[bytes, str]:
     """A right body of several parts, some of its bytes changed, and its content type."""
     fields = st.builds(
-        Part, st.text(min_size=1, max_size=5), st.binary(max_size=20), filename=st.text(max_size=5),
+        BodyPart, st.text(min_size=1, max_size=5), st.binary(max_size=20), filename=st.text(max_size=5),
         media_type=st.sampled_from(["text/plain", "image/png", "text", "a/b; c=d", "multipart/mixed; boundary=x"]),
     )  # fmt: skip
     data, kind = write_multipart(draw(st.lists(fields, max_size=3)))

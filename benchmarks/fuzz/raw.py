@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from benchmarks.fuzz import adapters, bodies, stored
-from serve_app.api.multipart import Part, write_multipart
+from serve_app.api.multipart import BodyPart, write_multipart
 from serve_app.channel import frames
 
 BOUNDARY = "multipart/form-data; boundary=x"
@@ -30,7 +30,7 @@ def _message(name: str) -> Bytes:
 
 
 def _parts() -> bytes:
-    data, kind = write_multipart([Part("a", b"text"), Part("b", b"\0\1", "image/png", "b.png")])
+    data, kind = write_multipart([BodyPart("a", b"text"), BodyPart("b", b"\0\1", "image/png", "b.png")])
     return data.replace(kind.rpartition("=")[2].strip('"').encode(), b"x")
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from serve_app.api.errors import InvalidInput
 from serve_app.api.fields.lora import parse_lora
 from serve_app.api.fields.values import boolean, refuse
-from serve_app.api.types import AdapterRef, Asked, ModelLimits, Usage
+from serve_app.api.types import AdapterRef, ModelLimits, TaskRequest, Usage
 from serve_app.api.workers_ai.read import open_native
 
 Kind = Literal["noul", "choice", "score"]
@@ -57,7 +57,7 @@ class Question:
 
 
 @dataclass(slots=True)
-class DecideRequest(Asked):
+class DecideRequest(TaskRequest):
     """``calibrate``: what the model would say of no state at all is taken out of its answers. ``lora`` and ``adapter``
     as in :class:`~serve_app.api.types.GenerateRequest`.
     """

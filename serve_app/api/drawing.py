@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from serve_app.api.errors import InvalidInput
 from serve_app.api.fields.ranges import SEED, Range
-from serve_app.api.types import Asked, Usage
+from serve_app.api.types import TaskRequest, Usage
 
 PictureForm = Literal["png", "jpeg", "webp"]
 MEDIA_TYPES: dict[PictureForm, str] = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}
@@ -27,7 +27,7 @@ TILE = 512
 
 
 @dataclass(slots=True)
-class DrawRequest(Asked):
+class DrawRequest(TaskRequest):
     """``width``, ``height`` None: those of ``image``. ``image``, ``mask``: files as they came, b"" for none; white of
     the mask is drawn anew. ``seed`` is that of the first of ``copies`` pictures; each further one has the next.
     ``whole``: the native answer is JSON with base64, and not the file itself. ``stream``: progress is told as it is

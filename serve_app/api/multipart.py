@@ -15,7 +15,7 @@ MAX_PART_HEADERS = 8 << 10
 
 
 @dataclass(slots=True, frozen=True)
-class Part:
+class BodyPart:
     """One part. ``filename`` is "" for a field of text."""
 
     name: str
@@ -32,7 +32,7 @@ class Part:
             raise InvalidInput(f"{self.name} must be text in UTF-8.", param=self.name[:64]) from None
 
 
-def read_multipart(data: bytes, content_type: str) -> list[Part]:
+def read_multipart(data: bytes, content_type: str) -> list[BodyPart]:
     """The parts of a body with the header ``content_type``. Raises `InvalidInput`."""
     # The first delimiter may stand at the very beginning; behind the last one is nothing to read.
     pieces = (b"\r\n" + data).split(b"\r\n--" + _boundary(content_type), MAX_PARTS + 2)
@@ -52,7 +52,7 @@ def _boundary(content_type: str) -> bytes:
     return boundary.encode()
 
 
-def _part(piece: bytes) -> Part:
+def _part(piece: bytes) -> BodyPart:
     # Behind a delimiter may be white space, then the line ends.
     head, blank, data = piece.lstrip(b" \t").partition(b"\r\n\r\n")
     if not blank or len(head) > MAX_PART_HEADERS:
@@ -62,10 +62,10 @@ def _part(piece: bytes) -> Part:
     if not isinstance(name, str) or not name:
         raise InvalidInput("A part of the multipart body has no name; send multipart/form-data.")
     media_type = headers.get_content_type() if "content-type" in headers else "text/plain"
-    return Part(name, data, media_type, headers.get_filename() or "")
+    return BodyPart(name, data, media_type, headers.get_filename() or "")
 
 
-def write_multipart(parts: list[Part]) -> tuple[bytes, str]:
+def write_multipart(parts: list[BodyPart]) -> tuple[bytes, str]:
     """``parts`` as one body, and its content type."""
     boundary = secrets.token_hex(16)
     out = []

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from serve_app.api.errors import InvalidInput
 from serve_app.api.fields.ranges import Range
-from serve_app.api.types import Asked
+from serve_app.api.types import TaskRequest
 
 SoundForm = Literal["mp3", "opus", "aac", "flac", "wav", "pcm"]
 MEDIA_TYPES: dict[SoundForm, str] = {
@@ -26,7 +26,7 @@ PCM_RATE = 24_000
 
 
 @dataclass(slots=True)
-class SpeakRequest(Asked):
+class SpeakRequest(TaskRequest):
     """``voice``: a number, of models with several; None: the first. ``sample_rate``: None for the model's own; bits a
     second: None for the encoder's own. ``seed`` decides about all that is left to chance. ``whole``: the native answer
     is JSON with base64, and not the sound itself. ``stream``: it is sent as it is made.

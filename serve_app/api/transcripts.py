@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from serve_app.api.types import Asked
+from serve_app.api.types import TaskRequest
 
 SpeechTask = Literal["transcribe", "translate"]
 
@@ -24,7 +24,7 @@ class Pauses:
 
 
 @dataclass(slots=True)
-class TranscribeRequest(Asked):
+class TranscribeRequest(TaskRequest):
     """``audio``: the file as it came. ``task``: translate is into English. ``language``: None to find out. ``words``:
     whether to tell when each word was said. ``silence``, ``doubt``: thresholds of what is left out as silence.
     ``pauses``: those that are taken out before anything is heard; None: none.

@@ -42,7 +42,7 @@ class ModelLimits:
 
 
 @dataclass(slots=True, kw_only=True)
-class Asked:
+class TaskRequest:
     """How a request asks to be treated; every task has it.
 
     ``session`` is an opaque name that requests with the same beginning share: a hint of where to run. ``deadline_s``:
@@ -94,7 +94,7 @@ class AdapterRef:
 
 
 @dataclass(slots=True)
-class GenerateRequest(Asked):
+class GenerateRequest(TaskRequest):
     """Text generation. Exactly one of ``messages``, ``prompt`` and ``prompt_ids`` is set.
 
     ``messages`` are OpenAI-shaped: ``{"role", "content", "tool_calls"?, "tool_call_id"?, "name"?}``, with None, a
@@ -172,7 +172,7 @@ EmbedForm = Literal["text", "contexts", "scores"]
 
 
 @dataclass(slots=True)
-class EmbedRequest(Asked):
+class EmbedRequest(TaskRequest):
     """``form`` says how to answer: vectors of texts, vectors of contexts, or scores of ``texts[1:]`` against
     ``texts[0]``, by ``score_mode``. ``heads``: what is wanted of each token besides, where the model has it. ``ids``
     stand in place of ``texts`` where the client has tokenised: the model's own, as they are."""
@@ -195,7 +195,7 @@ class EmbedRequest(Asked):
 
 
 @dataclass(slots=True)
-class RerankRequest(Asked):
+class RerankRequest(TaskRequest):
     """``contexts`` against ``query``, or each against the one of ``queries`` in its place. ``raw``: logits instead of
     scores within (0, 1)."""
 

@@ -23,7 +23,7 @@ from serve_app.api.fields.lora import split_model, with_lora
 from serve_app.api.openai.read import model_of, parse_chat, parse_completions, parse_embeddings
 from serve_app.api.rerank.read import parse_rerank, parse_score
 from serve_app.api.responses.read import parse_responses
-from serve_app.api.types import Asked, EmbedRequest, GenerateRequest, ModelLimits, RerankRequest
+from serve_app.api.types import EmbedRequest, GenerateRequest, ModelLimits, RerankRequest, TaskRequest
 from serve_app.batch.order import NOTHING, digests
 from serve_app.state.callers.accounts import Caller
 from serve_app.tasks.model import ServedModel
@@ -82,7 +82,7 @@ class NoModel(Exception):
 class _Form:
     """How bodies of one route are read. ``varying``: fields that hold the prompt."""
 
-    takes: type[Asked]
+    takes: type[TaskRequest]
     parse: Callable[[dict[str, Any], str, ModelLimits], list[Any]]
     varying: tuple[str, ...]
 
@@ -121,7 +121,7 @@ class Checker:
     caller: Caller
     # One for all requests: those for one model run on one version of it.
     _draw: float = field(default_factory=lambda: 100 * random.random())
-    _models: dict[tuple[str, type[Asked] | None, bool], tuple[ServedModel, dict[str, str]]] = field(
+    _models: dict[tuple[str, type[TaskRequest] | None, bool], tuple[ServedModel, dict[str, str]]] = field(
         default_factory=dict
     )
     _limits: dict[str, ModelLimits] = field(default_factory=dict)
@@ -185,7 +185,9 @@ class Checker:
                 raise InvalidInput("options.estimate is for the batch as a whole, not for one of it.", param="options")
         return model, kept, parsed
 
-    def _model(self, name: str, takes: type[Asked] | None, body: dict[str, Any]) -> tuple[ServedModel, dict[str, str]]:
+    def _model(
+        self, name: str, takes: type[TaskRequest] | None, body: dict[str, Any]
+    ) -> tuple[ServedModel, dict[str, str]]:
         adapter = bool(body.get("lora") or split_model(name)[1])
         found = self._models.get((name, takes, adapter))
         if found is None:

@@ -19,7 +19,7 @@ from serve_app.api.errors import as_api_error
 from serve_app.api.fields.asked import with_headers
 from serve_app.api.fields.body import check_object
 from serve_app.api.fields.lora import with_lora
-from serve_app.api.types import Asked, Event, GenerateRequest, ModelLimits
+from serve_app.api.types import Event, GenerateRequest, ModelLimits, TaskRequest
 from serve_app.batch.check import Known
 from serve_app.batch.front import Batches
 from serve_app.batch.sheet import Terms
@@ -321,7 +321,7 @@ class Gateway:
         request = with_headers(task.read(body, model, self.limits(model)), headers)
         return await task.answer(self.runtime, model, request, await self.perform(model, request, caller))
 
-    async def perform(self, model: ServedModel, request: Asked, caller: Caller) -> Any:
+    async def perform(self, model: ServedModel, request: TaskRequest, caller: Caller) -> Any:
         """What comes of a request in whatever dialect; see its task's ``run``. Raises `Estimated` for one that only
         asks what it would cost.
         """
@@ -339,7 +339,7 @@ class Gateway:
             raise
         return log_it.watched(own_id, caller, model, request, answer)
 
-    async def estimate(self, model: ServedModel, requests: Sequence[Asked], caller: Caller) -> Estimate:
+    async def estimate(self, model: ServedModel, requests: Sequence[TaskRequest], caller: Caller) -> Estimate:
         """What the pieces of work of one request would use and cost together, and when they would begin."""
         task = tasks()[model.record.task]
         return together([await task.estimate(self.runtime, model, request, caller) for request in requests])

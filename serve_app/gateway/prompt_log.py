@@ -15,12 +15,12 @@ import orjson
 
 from serve_app.api.errors import as_api_error
 from serve_app.api.types import (
-    Asked,
     EmbedRequest,
     Event,
     GenerateRequest,
     ReasoningDelta,
     RerankRequest,
+    TaskRequest,
     TextDelta,
     ToolCallDelta,
 )
@@ -55,7 +55,7 @@ class Prompts:
     def wanted(self, caller: Caller) -> bool:
         return self._kept.days(caller.account) is not None
 
-    def watched(self, request_id: str, caller: Caller, model: ServedModel, request: Asked, answer: Any) -> Any:
+    def watched(self, request_id: str, caller: Caller, model: ServedModel, request: TaskRequest, answer: Any) -> Any:
         """The ``answer`` of a task's ``run``; an iterator of events is kept when it ends, in whatever way."""
         began = time.time()
         if isinstance(request, GenerateRequest):
@@ -66,7 +66,9 @@ class Prompts:
         self._keep(request_id, caller, model, request, None, began)
         return answer
 
-    def refused(self, request_id: str, caller: Caller, model: ServedModel, request: Asked, error: Exception) -> None:
+    def refused(
+        self, request_id: str, caller: Caller, model: ServedModel, request: TaskRequest, error: Exception
+    ) -> None:
         told = {"error": self.hidden(as_api_error(error, request_id).message)}
         self._keep(request_id, caller, model, request, told, time.time())
 
@@ -96,7 +98,7 @@ class Prompts:
         return {**texts, **({"tool_calls": calls} if calls else {})}
 
     def _keep(
-        self, request_id: str, caller: Caller, model: ServedModel, request: Asked, answer: Any, began: float
+        self, request_id: str, caller: Caller, model: ServedModel, request: TaskRequest, answer: Any, began: float
     ) -> None:
         prompt = self._plain(_asked(request), [MOST_IN_ALL])
         body = {"id": request_id, "model": model.id, "prompt": prompt, "answer": answer}
@@ -131,7 +133,7 @@ class Prompts:
         return _ANNOUNCED.sub(lambda found: found[1] + HIDDEN, _KNOWN.sub(HIDDEN, text))
 
 
-def _asked(request: Asked) -> dict[str, Any]:
+def _asked(request: TaskRequest) -> dict[str, Any]:
     if isinstance(request, GenerateRequest):
         ids = None if request.prompt_ids is None else f"{len(request.prompt_ids)} token ids"
         found = {"messages": request.messages, "prompt": request.prompt or ids, "tools": request.tools}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from serve_app.api.fields.files import read_file
-from serve_app.api.types import Asked
+from serve_app.api.types import TaskRequest
 from serve_app.api.workers_ai.read import open_native
 from serve_app.state.callers.accounts import Caller
 from serve_app.tasks.estimate import Estimate, Foreseen, estimate_of
@@ -21,7 +21,7 @@ UNITS = {"images": 1}
 
 
 @dataclass(slots=True)
-class PictureRequest(Asked):
+class PictureRequest(TaskRequest):
     """``image``: the file as it came. ``options``: for the task's worker."""
 
     image: bytes

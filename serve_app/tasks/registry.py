@@ -8,7 +8,7 @@ from functools import cache
 from types import MappingProxyType
 
 from serve_app.api.fields.content import MEDIA
-from serve_app.api.types import Asked
+from serve_app.api.types import TaskRequest
 from serve_app.catalog.tasks import declared, folders, task_path
 from serve_app.tasks.model import ServedModel
 from serve_app.tasks.task import BodyLimits, Task
@@ -19,7 +19,7 @@ def tasks() -> Mapping[str, Task]:
     return _load(task_path())
 
 
-def taking(request: type[Asked]) -> list[Task]:
+def taking(request: type[TaskRequest]) -> list[Task]:
     """The tasks whose models run requests of this type."""
     return [task for task in tasks().values() if issubclass(request, task.takes)]
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
 from serve_app.api.errors import InvalidInput
-from serve_app.api.multipart import Part
-from serve_app.api.types import Asked, ModelLimits
+from serve_app.api.multipart import BodyPart
+from serve_app.api.types import ModelLimits, TaskRequest
 from serve_app.catalog.tasks import TaskDeclaration
 from serve_app.state.callers.accounts import Caller
 from serve_app.tasks.estimate import Estimate
@@ -26,7 +26,7 @@ class Body:
     json: dict[str, Any] = field(default_factory=dict)
     data: bytes = b""
     media_type: str = ""
-    parts: list[Part] = field(default_factory=list)
+    parts: list[BodyPart] = field(default_factory=list)
 
 
 @dataclass(slots=True, frozen=True)
@@ -42,7 +42,7 @@ class Streamed:
     """An answer of events: ``frames`` writes them as server-sent events, ``values`` as one dict each.
 
     ``waiting()`` says what the first event waits for if that takes long, "" for nothing. ``resumable_s``: see
-    :class:`~serve_app.api.types.Asked`.
+    :class:`~serve_app.api.types.TaskRequest`.
     """
 
     events: AsyncIterator[Any]
@@ -67,7 +67,7 @@ class Task(ABC):
     """
 
     declaration: ClassVar[TaskDeclaration]
-    takes: ClassVar[type[Asked]]
+    takes: ClassVar[type[TaskRequest]]
     bodies: ClassVar[frozenset[BodyKind]] = frozenset({"json"})
 
     def body_limit(self, settings: BodyLimits) -> int:
@@ -79,7 +79,7 @@ class Task(ABC):
         """JSON Schemas of a model's ``input`` and ``output``."""
 
     @abstractmethod
-    def read(self, body: Body, model: ServedModel, limits: ModelLimits) -> Asked:
+    def read(self, body: Body, model: ServedModel, limits: ModelLimits) -> TaskRequest:
         """The request in a native body. Raises `ApiError`."""
 
     @abstractmethod

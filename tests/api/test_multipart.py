@@ -8,11 +8,11 @@ import pytest
 
 from serve_app.api.errors import InvalidInput
 from serve_app.api.fields.files import read_file
-from serve_app.api.multipart import MAX_PARTS, Part, read_multipart, write_multipart
+from serve_app.api.multipart import MAX_PARTS, BodyPart, read_multipart, write_multipart
 
 
 def test_as_many_parts_as_there_may_be_and_no_more():
-    parts = [Part(f"p{number}", b"x", "text/plain") for number in range(MAX_PARTS)]
+    parts = [BodyPart(f"p{number}", b"x", "text/plain") for number in range(MAX_PARTS)]
     assert read_multipart(*write_multipart(parts)) == parts
     with pytest.raises(InvalidInput, match=f"more than {MAX_PARTS} parts"):
         read_multipart(*write_multipart([*parts, *parts]))

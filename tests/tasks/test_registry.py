@@ -11,7 +11,7 @@ import pytest
 
 import serve_app.tasks
 from deployments.model import home
-from serve_app.api.multipart import Part, read_multipart, write_multipart
+from serve_app.api.multipart import BodyPart, read_multipart, write_multipart
 from serve_app.catalog.load import load_catalog
 from serve_app.catalog.tasks import declared
 from serve_app.catalog.tasks import folders as folders_of_tasks
@@ -115,7 +115,11 @@ async def test_tasks_of_json_take_nothing_else(serve) -> None:
 
 
 def test_multipart_holds_what_was_put_in() -> None:
-    parts = [Part("a", SOUND, "audio/wav", 'sound "1".wav'), Part("b", b"", "text/plain"), Part("c", b"\r\n")]
+    parts = [
+        BodyPart("a", SOUND, "audio/wav", 'sound "1".wav'),
+        BodyPart("b", b"", "text/plain"),
+        BodyPart("c", b"\r\n"),
+    ]
     body, content_type = write_multipart(parts)
     assert read_multipart(body, content_type) == parts
 

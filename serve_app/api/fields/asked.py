@@ -15,18 +15,18 @@ from typing import Any, TypeVar
 from serve_app.api.errors import InvalidInput
 from serve_app.api.fields.ranges import DEADLINE_MS, RESUMABLE_S
 from serve_app.api.fields.values import boolean, refuse, string, text
-from serve_app.api.types import Asked
+from serve_app.api.types import TaskRequest
 
 MAX_METADATA = 16
 MAX_SESSION_CHARS = 512
 ESTIMATE = "x-estimate"
 _SESSION_HEADERS = ("x-session-affinity", "cf-aig-session-id")
 
-_Request = TypeVar("_Request", bound=Asked)
+_Request = TypeVar("_Request", bound=TaskRequest)
 
 
 def parse_asked(body: dict[str, Any]) -> dict[str, Any]:
-    """The fields of `types.Asked` that ``body`` sets, as keyword arguments."""
+    """The fields of `types.TaskRequest` that ``body`` sets, as keyword arguments."""
     options = body.get("options")
     if options is None:
         options = {}

@@ -11,7 +11,7 @@ import orjson
 
 from serve_app.api.errors import InvalidInput
 from serve_app.api.fields.ranges import Range
-from serve_app.api.multipart import Part
+from serve_app.api.multipart import BodyPart
 from serve_app.api.transcripts import Pauses, SpeechTask, TranscribeRequest, srt, vtt, words_of
 
 FORMATS = ("json", "text", "srt", "verbose_json", "vtt")
@@ -36,11 +36,11 @@ class Form:
     stream: bool = False
 
 
-def parse_form(parts: list[Part], task: SpeechTask) -> Form:
+def parse_form(parts: list[BodyPart], task: SpeechTask) -> Form:
     """The fields of a form. ``temperature`` is checked and not used: transcripts are the likeliest text. Raises
     `InvalidInput`.
     """
-    fields: dict[str, list[Part]] = {}
+    fields: dict[str, list[BodyPart]] = {}
     for part in parts:
         fields.setdefault(part.name.removesuffix("[]"), []).append(part)
 

@@ -27,7 +27,7 @@ from serve_app.api.errors import InvalidInput
 from serve_app.api.fields.asked import parse_asked
 from serve_app.api.fields.ranges import SEED
 from serve_app.api.fields.values import boolean, choice, string
-from serve_app.api.multipart import Part
+from serve_app.api.multipart import BodyPart
 from serve_app.api.openai.write import error_frame
 from serve_app.api.receipt import receipt
 
@@ -71,11 +71,11 @@ def parse_generation(body: dict[str, Any], defaults: Defaults) -> DrawRequest:
     )
 
 
-def parse_edit(parts: list[Part]) -> tuple[str, dict[str, Any], bytes, bytes]:
+def parse_edit(parts: list[BodyPart]) -> tuple[str, dict[str, Any], bytes, bytes]:
     """Of a form the model, the fields as :func:`parse_generation` reads them, the picture and the mask. Raises
     `InvalidInput`.
     """
-    files: dict[str, list[Part]] = {"image": [], "mask": []}
+    files: dict[str, list[BodyPart]] = {"image": [], "mask": []}
     fields: dict[str, Any] = {}
     for part in parts:
         name = part.name.removesuffix("[]")

@@ -15,9 +15,9 @@ from serve_app.api import identity
 from serve_app.api.envelopes import envelope, status_of, success
 from serve_app.api.errors import ApiError, BodyTooLarge, HeadersTooLarge, InvalidInput, as_api_error
 from serve_app.api.fields.values import string
-from serve_app.api.multipart import Part, write_multipart
+from serve_app.api.multipart import BodyPart, write_multipart
 from serve_app.api.schema.openapi import Operation
-from serve_app.api.types import Asked, Event, GenerateRequest
+from serve_app.api.types import Event, GenerateRequest, TaskRequest
 from serve_app.gateway import canary
 from serve_app.gateway.core import Gateway
 from serve_app.gateway.http.address import is_local
@@ -109,7 +109,7 @@ class Exchange:
 
         return guarded
 
-    async def body(self, request: Request, takes: type[Asked] = Asked) -> dict[str, Any]:
+    async def body(self, request: Request, takes: type[TaskRequest] = TaskRequest) -> dict[str, Any]:
         """The request's JSON object, within the bounds of the tasks that run such requests."""
         fitting = taking(takes) or list(tasks().values())
         limit = max(task.body_limit(self.gateway.settings) for task in fitting)
@@ -129,11 +129,11 @@ class Exchange:
         limit = max(most, body_limit(model, self.gateway.settings))
         return await read_body(request, limit, self._large, tasks()[model.record.task].bodies)
 
-    async def form(self, request: Request, takes: type[Asked]) -> list[Part]:
+    async def form(self, request: Request, takes: type[TaskRequest]) -> list[BodyPart]:
         """The parts of a form, within the bounds of the tasks that run such requests. Raises `InvalidInput`."""
         return await self.parts(request, max(task.body_limit(self.gateway.settings) for task in taking(takes)))
 
-    async def parts(self, request: Request, limit: int | None = None) -> list[Part]:
+    async def parts(self, request: Request, limit: int | None = None) -> list[BodyPart]:
         """The parts of a form of at most ``limit`` bytes, by default those of a file. Raises `InvalidInput`."""
         content_type = request.headers.get("content-type", "")
         if content_type.partition(";")[0].strip().lower() != "multipart/form-data":
@@ -152,7 +152,7 @@ class Exchange:
             raise BodyTooLarge(limit)
 
     async def model(
-        self, request: Request, name: str, takes: type[Asked] | None = None, *, ready: bool = True
+        self, request: Request, name: str, takes: type[TaskRequest] | None = None, *, ready: bool = True
     ) -> ServedModel:
         """The model that ``request`` names or its canary, which must run requests of the type ``takes``; counted
         against the limits of requests of its caller. Raises `PaidPlanNeeded` where its caller may not use it.
@@ -175,12 +175,12 @@ class Exchange:
                 request.state.rate = await allowance.request(caller, model.record.task)
         return model
 
-    async def only_model(self, request: Request, body: dict[str, Any], takes: type[Asked] | None) -> ServedModel:
+    async def only_model(self, request: Request, body: dict[str, Any], takes: type[TaskRequest] | None) -> ServedModel:
         """:meth:`model` for APIs of servers with one model, whose clients need not name it in ``body``: then it is the
         only one here that runs such requests. ``takes`` None: of a model that is named, whatever it does."""
         name = string(body, "model", limit=512)
         if not name:
-            tasks_of = {task.declaration.name for task in taking(takes or Asked)}
+            tasks_of = {task.declaration.name for task in taking(takes or TaskRequest)}
             fitting = [model for model in self.gateway.models if model.record.task in tasks_of]
             # Of several the one that is always there.
             always = [model for model in fitting if not model.scales_to_zero]

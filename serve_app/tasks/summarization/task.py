@@ -10,7 +10,7 @@ from serve_app.api.errors import InvalidInput
 from serve_app.api.fields.ranges import Range
 from serve_app.api.fields.values import string
 from serve_app.api.schema.parts import field, object_, ranged
-from serve_app.api.types import Asked, ModelLimits
+from serve_app.api.types import ModelLimits, TaskRequest
 from serve_app.api.workers_ai.read import open_native
 from serve_app.state.callers.accounts import Caller
 from serve_app.tasks.model import ServedModel
@@ -25,7 +25,7 @@ MAX_CHARS = 200_000
 
 
 @dataclass(slots=True)
-class SummariseRequest(Asked):
+class SummariseRequest(TaskRequest):
     """``max_length``: tokens of the summary; None: as the model has it."""
 
     text: str

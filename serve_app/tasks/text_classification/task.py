@@ -10,7 +10,7 @@ import numpy as np
 from serve_app.api.envelopes import success
 from serve_app.api.errors import InvalidInput
 from serve_app.api.fields.values import string
-from serve_app.api.types import Asked, ModelLimits
+from serve_app.api.types import ModelLimits, TaskRequest
 from serve_app.api.workers_ai.read import open_native
 from serve_app.state.callers.accounts import Caller
 from serve_app.tasks.encoding import estimate_reading, tokenise
@@ -24,7 +24,7 @@ from serve_app.tasks.work import Runtime
 
 
 @dataclass(slots=True)
-class ClassifyTextRequest(Asked):
+class ClassifyTextRequest(TaskRequest):
     text: str
 
 

@@ -9,7 +9,7 @@ from serve_app.api.envelopes import success
 from serve_app.api.errors import InvalidInput
 from serve_app.api.fields.values import string, texts
 from serve_app.api.schema.parts import field, object_
-from serve_app.api.types import Asked, ModelLimits
+from serve_app.api.types import ModelLimits, TaskRequest
 from serve_app.api.workers_ai.read import open_native
 from serve_app.state.callers.accounts import Caller
 from serve_app.tasks.model import ServedModel
@@ -25,7 +25,7 @@ MAX_NAME = 32
 
 
 @dataclass(slots=True)
-class TranslateRequest(Asked):
+class TranslateRequest(TaskRequest):
     """``several``: whether the client sent a list."""
 
     texts: list[str]

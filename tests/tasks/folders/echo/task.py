@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from serve_app.api.errors import InvalidInput
-from serve_app.api.multipart import Part
-from serve_app.api.types import Asked, ModelLimits, Usage
+from serve_app.api.multipart import BodyPart
+from serve_app.api.types import ModelLimits, TaskRequest, Usage
 from serve_app.state.callers.accounts import Caller
 from serve_app.tasks.echo.declaration import DECLARATION
 from serve_app.tasks.model import ServedModel
@@ -16,7 +16,7 @@ from serve_app.tasks.work import Runtime
 
 
 @dataclass(slots=True)
-class EchoRequest(Asked):
+class EchoRequest(TaskRequest):
     sound: bytes
     times: int = 1
 
@@ -52,7 +52,7 @@ class Echo(Task):
         if len(result) == 1:
             return Answer(result[0], "audio/x-parrot")
         return Answer(
-            [Part(f"sound{i}", data, "audio/x-parrot") for i, data in enumerate(result)], "multipart/form-data"
+            [BodyPart(f"sound{i}", data, "audio/x-parrot") for i, data in enumerate(result)], "multipart/form-data"
         )
 
 

@@ -16,7 +16,7 @@ from serve_app.api.errors import InvalidInput
 from serve_app.api.openai import batches as openai
 from serve_app.api.schema import batches as schemas
 from serve_app.api.schema.openapi import Operation
-from serve_app.api.types import Asked
+from serve_app.api.types import TaskRequest
 from serve_app.batch.apis import ENDPOINTS, openai_api
 from serve_app.batch.front import refusal
 from serve_app.batch.intake import Intake, Problem, Refusal
@@ -66,7 +66,7 @@ class BatchRoutes:
 
     async def create(self, request: Request) -> Response:
         batches, caller = self._exchange.gateway.batches, request.state.caller
-        asked = openai.parse_create(await self._exchange.body(request, Asked), ENDPOINTS)
+        asked = openai.parse_create(await self._exchange.body(request, TaskRequest), ENDPOINTS)
         file = await find_file(self._exchange, request, asked["file"])
         if file.purpose != "batch":
             raise InvalidInput("input_file_id must name a file whose purpose is batch.", param="input_file_id")

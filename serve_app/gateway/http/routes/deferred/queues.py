@@ -18,7 +18,7 @@ from serve_app.api.queues import read, write
 from serve_app.api.schema import accounts as shared
 from serve_app.api.schema import queues as schemas
 from serve_app.api.schema.openapi import Operation
-from serve_app.api.types import Asked
+from serve_app.api.types import TaskRequest
 from serve_app.gateway.http.exchange import ACCOUNT, RUN, USE, Endpoint, Exchange, json_answer
 from serve_app.gateway.http.idempotent import HEADER
 from serve_app.state.deferred.queues import Backlog, Consumer, New, Queue, QueueError
@@ -198,7 +198,7 @@ class QueueRoutes:
     async def _body(self, request: Request) -> dict[str, Any]:
         """Clients that want nothing in particular send nothing."""
         try:
-            return await self._exchange.body(request, Asked)
+            return await self._exchange.body(request, TaskRequest)
         except MissingBody:
             return {}
 

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from serve_app.api.envelopes import success
 from serve_app.api.errors import InvalidInput, OutOfCapacity
 from serve_app.api.fields.body import parse_inner
-from serve_app.api.multipart import Part
+from serve_app.api.multipart import BodyPart
 from serve_app.api.schema import dialects as schemas
 from serve_app.api.schema.openapi import Operation
 from serve_app.api.schema.parts import Schema, field, object_
@@ -97,7 +97,7 @@ class DocumentRoutes:
                 told |= {"format": "error", "error": f"All documents together have more than {MAX_CHARS} characters."}
         return json_answer(success(found))
 
-    async def _one(self, account: str, number: int, part: Part) -> dict[str, Any]:
+    async def _one(self, account: str, number: int, part: BodyPart) -> dict[str, Any]:
         known = format_of(part.filename, part.media_type)
         told = {
             "id": str(number),
@@ -115,7 +115,7 @@ class DocumentRoutes:
         return {**told, "format": "markdown", "tokens": tokens, "data": found.text}
 
 
-def _json(part: Part) -> Any:
+def _json(part: BodyPart) -> Any:
     try:
         return parse_inner(part.text)
     except ValueError:

@@ -20,7 +20,7 @@ from serve_app.api.fields.asked import ESTIMATE
 from serve_app.api.fields.values import string
 from serve_app.api.schema import usage as schemas
 from serve_app.api.schema.openapi import Operation, Schema
-from serve_app.api.types import Asked, GenerateRequest
+from serve_app.api.types import GenerateRequest, TaskRequest
 from serve_app.gateway.http.exchange import ACCOUNT, USE, Endpoint, Exchange
 from serve_app.gateway.http.routes.dialects.native import NativeRoutes, run_operation
 from serve_app.tasks.registry import taking
@@ -71,7 +71,7 @@ class EstimateRoutes:
         return await self._native.run(Request(_asking(request.scope), request.receive))
 
     async def any_dialect(self, request: Request) -> Response:
-        body = await self._exchange.body(request, Asked)
+        body = await self._exchange.body(request, TaskRequest)
         path = request.query_params.get("route") or self._path(body)
         scope = {**_asking(request.scope), "path": path, "path_params": {}}
         raw, sent = request.state.raw_body, False

@@ -14,7 +14,7 @@ from serve_app.api.envelopes import openai_body
 from serve_app.api.errors import InvalidInput
 from serve_app.api.schema import usage as schemas
 from serve_app.api.schema.openapi import Operation
-from serve_app.api.types import Asked, EmbedRequest, GenerateRequest
+from serve_app.api.types import EmbedRequest, GenerateRequest, TaskRequest
 from serve_app.gateway.http.auth import is_operator
 from serve_app.gateway.http.exchange import ACCOUNT, READ, Endpoint, Exchange, json_answer
 from serve_app.gateway.http.routes.prefixes import OPENAI
@@ -87,7 +87,7 @@ class UsageRoutes:
         return json_answer(render_entry(await usage.receipt(asked["account"], asked["id"])))
 
     async def graphql(self, request: Request) -> Response:
-        body = await self._exchange.body(request, Asked)
+        body = await self._exchange.body(request, TaskRequest)
         store, everybody = self._exchange.gateway.state.usage, self._sees_all(request)
         looks = Looks(request.state.account, lambda account: everybody, store.sums, store.entries, time.time())
         return json_answer(await answer(body, looks))
@@ -124,6 +124,6 @@ class UsageRoutes:
         return is_operator(request.state.caller, self._exchange.gateway.settings.account)
 
 
-def _tasks(kind: type[Asked]) -> tuple[str, ...]:
+def _tasks(kind: type[TaskRequest]) -> tuple[str, ...]:
     """Names of the tasks that run such requests."""
     return tuple(task.declaration.name for task in taking(kind))
