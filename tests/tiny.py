@@ -45,7 +45,7 @@ from serve_app.engine.request import Request
 from serve_app.engine.runner import Runner
 from serve_app.engine.scheduler import Scheduler
 from serve_app.kv.keys import root_key
-from serve_app.models.loading.load import CausalModel, load_causal_lm
+from serve_app.models.load import CausalModel, load_causal_lm
 from serve_app.sampling_params import SamplingParams
 
 COMMON = dict(

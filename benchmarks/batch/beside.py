@@ -65,7 +65,7 @@ class Rig:
     def __init__(self, checks: Checks) -> None:
         from serve_app.engine.build import EngineLimits, build_engine
         from serve_app.engine.loop import EngineLoop
-        from serve_app.models.loading.load import load_causal_lm
+        from serve_app.models.load import load_causal_lm
 
         self.checks = checks
         model = load_causal_lm(CHECKPOINTS / "pico-instruct", dtype="float32")

@@ -144,7 +144,7 @@ class Alone:
         import torch
 
         from serve_app.engine.build import EngineLimits, build_engine
-        from serve_app.models.loading.load import load_causal_lm
+        from serve_app.models.load import load_causal_lm
         from serve_app.text.tokenizer import Tokenizer
 
         torch.set_num_threads(threads)

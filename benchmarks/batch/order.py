@@ -23,7 +23,7 @@ LEAST_GAIN = 1.5
 
 def prefix_order(count: int, checks: Checks) -> dict[str, Any]:
     """Figures for a file of ``count`` requests of mixed shared prefixes."""
-    from serve_app.models.loading.load import load_causal_lm
+    from serve_app.models.load import load_causal_lm
 
     lines = list(shared_prefixes(MODEL, count))
     prompts = [_tokens(json.loads(one)["body"]) for one in lines]

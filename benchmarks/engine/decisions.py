@@ -31,7 +31,7 @@ from serve_app.engine.build import EngineLimits, build_engine
 from serve_app.engine.engine import Engine
 from serve_app.engine.request import Request
 from serve_app.engine.step import StepOutput
-from serve_app.models.loading.load import load_causal_lm
+from serve_app.models.load import load_causal_lm
 from serve_app.text.questions import QuestionPrompts, question_prompts
 from serve_app.text.tokenizer import Tokenizer
 from serve_app.worker.deciding import ONE

@@ -24,7 +24,7 @@ from serve_app.engine.blocks import blocks_for
 from serve_app.engine.build import EngineLimits, build_engine
 from serve_app.engine.request import Request
 from serve_app.engine.step import Scheduled, build_batch
-from serve_app.models.loading.load import CausalModel, load_causal_lm
+from serve_app.models.load import CausalModel, load_causal_lm
 from serve_app.sampling_params import SamplingParams
 from serve_app.text.tokenizer import Tokenizer
 

@@ -74,7 +74,7 @@ def compare(folder: Path, family: str, dtype: str, quantization: str) -> Compare
     """Loads the model in ``folder`` as a worker does, and plans it by its configuration and the file's header."""
     from serve_app.engine.build import EngineLimits, build_engine
     from serve_app.kernels.decoder import Decoder
-    from serve_app.models.loading.load import load_causal_lm
+    from serve_app.models.load import load_causal_lm
 
     model = load_causal_lm(folder, dtype=dtype, quantization=quantization)
     engine = build_engine(model, EngineLimits(kv_cache_bytes=CACHE_BYTES))

@@ -23,7 +23,7 @@ class Ours:
         from pathlib import Path
 
         from serve_app.engine.build import EngineLimits, build_engine
-        from serve_app.models.loading.load import load_causal_lm
+        from serve_app.models.load import load_causal_lm
 
         self.model = load_causal_lm(Path(model_dir), quantization=quantization)
         limits = EngineLimits(max_batch_tokens=2048, max_num_seqs=64, max_model_len=2048)

@@ -45,7 +45,7 @@ from serve_app.grammar.check import check_grammar
 from serve_app.grammar.matcher import Grammars
 from serve_app.grammar.rules import grammar, json_rule
 from serve_app.grammar.schema import check_schema
-from serve_app.models.loading.load import CausalModel, load_causal_lm
+from serve_app.models.load import CausalModel, load_causal_lm
 from serve_app.sampling_params import SamplingParams
 from serve_app.text.prompt import prompt_ids
 from serve_app.text.tokenizer import Tokenizer

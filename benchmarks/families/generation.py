@@ -11,7 +11,7 @@ import torch
 from serve_app.engine.build import EngineLimits, build_engine
 from serve_app.engine.request import Request
 from serve_app.kv.keys import root_key
-from serve_app.models.loading.load import CausalModel, load_causal_lm
+from serve_app.models.load import CausalModel, load_causal_lm
 from serve_app.sampling_params import SamplingParams
 
 NEW_TOKENS = 8

@@ -20,7 +20,7 @@ from benchmarks.families.architectures import COMPLETED, Architecture, architect
 from serve_app.engine.build import EngineLimits, build_engine
 from serve_app.engine.request import Request
 from serve_app.kv.keys import root_key
-from serve_app.models.loading.load import load_causal_lm
+from serve_app.models.load import load_causal_lm
 from serve_app.models.loading.miniature import Sizes, build, scale_down
 from serve_app.sampling_params import SamplingParams
 

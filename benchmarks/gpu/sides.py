@@ -99,7 +99,7 @@ class Ours:
 
     def __init__(self, device: str, path: Path, options: dict[str, Any]) -> None:
         from serve_app.engine.build import EngineLimits, build_engine, gpu_cache_bytes
-        from serve_app.models.loading.load import load_causal_lm
+        from serve_app.models.load import load_causal_lm
 
         self.device, self.count = device, 0
         self.model = load_causal_lm(

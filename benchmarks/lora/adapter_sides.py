@@ -19,7 +19,7 @@ from typing import Any
 class Ours:
     def __init__(self, model_dir: str, adapters: str, rank: int, places: int) -> None:
         from serve_app.engine.build import EngineLimits, build_engine
-        from serve_app.models.loading.load import load_causal_lm
+        from serve_app.models.load import load_causal_lm
         from serve_app.worker.birth import SWITCH_S
 
         sys.setswitchinterval(SWITCH_S)  # as in a worker

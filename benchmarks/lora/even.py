@@ -28,7 +28,7 @@ class Worker:
     def __init__(self, model_dir: str, files: str, cache_bytes: int) -> None:
         from serve_app.engine.build import EngineLimits, build_engine
         from serve_app.engine.loop import EngineLoop
-        from serve_app.models.loading.load import load_causal_lm
+        from serve_app.models.load import load_causal_lm
         from serve_app.state.blobs.files import open_files
         from serve_app.worker.adapter_files import load_adapter
         from serve_app.worker.adapters import Adapters

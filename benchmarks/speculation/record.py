@@ -36,7 +36,7 @@ from serve_app.engine.speculation.ngram import NgramProposer
 from serve_app.engine.speculation.proposer import Draft, Proposal, Proposer
 from serve_app.engine.speculation.speculate import Speculation
 from serve_app.models.heads.eagle import attach_head
-from serve_app.models.loading.load import load_causal_lm
+from serve_app.models.load import load_causal_lm
 from serve_app.sampling_params import SamplingParams
 
 RECORDED = Path(__file__).parent / "recorded.json"

@@ -50,7 +50,7 @@ from serve_app.engine.speculation.recent import RecentProposer
 from serve_app.engine.speculation.speculate import Speculation
 from serve_app.engine.step import Sampled, Step
 from serve_app.models.heads.eagle import EagleHead, attach_head
-from serve_app.models.loading.load import CausalModel, load_causal_lm
+from serve_app.models.load import CausalModel, load_causal_lm
 from serve_app.sampling_params import SamplingParams
 
 # Steps that a side runs before it is the next one's turn.

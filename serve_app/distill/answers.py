@@ -17,7 +17,7 @@ from serve_app.engine.build import EngineLimits, build_engine
 from serve_app.engine.engine import Engine
 from serve_app.engine.request import Request
 from serve_app.engine.step import Capture, Scheduled, build_batch
-from serve_app.models.loading.load import CausalModel
+from serve_app.models.load import CausalModel
 from serve_app.sampling_params import SamplingParams
 
 Say = Callable[[str], None]

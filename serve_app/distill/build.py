@@ -9,8 +9,8 @@ from serve_app.distill.answers import Sample
 from serve_app.distill.head import HeadInTraining, HeadShape, most_frequent
 from serve_app.distill.student import StudentInTraining, student_config
 from serve_app.models.heads.eagle import output_rows
+from serve_app.models.load import CausalModel
 from serve_app.models.loading.folder import UnsupportedModel
-from serve_app.models.loading.load import CausalModel
 
 if TYPE_CHECKING:
     from serve_app.distill.train import Options

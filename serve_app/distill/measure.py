@@ -18,8 +18,8 @@ from serve_app.engine.speculation.eagle import EagleProposer
 from serve_app.engine.speculation.everything import VerifyEverything
 from serve_app.engine.speculation.speculate import Speculation
 from serve_app.models.heads.eagle import attach_head
+from serve_app.models.load import CausalModel, load_causal_lm
 from serve_app.models.loading.folder import read_config
-from serve_app.models.loading.load import CausalModel, load_causal_lm
 from serve_app.sampling_params import SamplingParams
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from serve_app.models.loading.load import CausalModel
+from serve_app.models.load import CausalModel
 
 
 class TooLittleMemory(ValueError):

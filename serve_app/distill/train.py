@@ -18,8 +18,8 @@ from serve_app.distill.measure import Acceptance, measure
 from serve_app.distill.memory import require_memory
 from serve_app.distill.prompts import BadPrompts, Prompts, built_in, prepare, read_prompts
 from serve_app.distill.runs import STATE, TrainingRefused, open_state
+from serve_app.models.load import CausalModel, load_causal_lm
 from serve_app.models.loading.folder import UnsupportedModel, read_config
-from serve_app.models.loading.load import CausalModel, load_causal_lm
 
 
 @dataclass(slots=True, frozen=True)

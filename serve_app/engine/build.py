@@ -22,7 +22,7 @@ from serve_app.engine.scores import score_rows
 from serve_app.kernels.gpu.backend import operators
 
 if TYPE_CHECKING:
-    from serve_app.models.loading.load import CausalModel
+    from serve_app.models.load import CausalModel
 
 
 @dataclass(slots=True)

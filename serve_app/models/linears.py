@@ -1,6 +1,6 @@
 """Where a feature puts linears of its own into a model: an adapter's delta per request, a weight that is sharded.
 
-A feature gives :func:`~serve_app.models.loading.load.load_causal_lm` a :data:`Plug`, which is asked once for every
+A feature gives :func:`~serve_app.models.load.load_causal_lm` a :data:`Plug`, which is asked once for every
 linear of the model, whichever forward pass the model gets. A model that nobody plugs into knows nothing of all this.
 """
 

@@ -58,7 +58,7 @@ TORCH = (
     "transformers.models.llama.modeling_llama",
     "serve_app.engine.build",
     "serve_app.models.encoders.encoder_load",
-    "serve_app.models.loading.load",
+    "serve_app.models.load",
 )
 TORCH_THEN = (
     "ray._common.pydantic_compat",

@@ -11,7 +11,7 @@ from serve_app.adapters.config import AdapterRefused
 from serve_app.state.blobs.adapters import CONFIG, WEIGHTS, digest_of
 
 if TYPE_CHECKING:
-    from serve_app.models.loading.load import CausalModel
+    from serve_app.models.load import CausalModel
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from serve_app.engine.speculation.draft_engine import DraftEngine
 from serve_app.engine.speculation.draft_proposer import DraftProposer
 from serve_app.engine.speculation.eagle import EagleProposer
 from serve_app.engine.speculation.proposer import Proposer
-from serve_app.models.loading.load import CausalModel, load_causal_lm
+from serve_app.models.load import CausalModel, load_causal_lm
 from serve_app.worker.draft_adapters import put_draft_adapters
 from serve_app.worker.draft_link import DraftLink
 
@@ -42,7 +42,7 @@ def make_drafter(spec: WorkerSpec, model: CausalModel, folder: Path | None, link
     """What ``spec`` asks for; ``folder`` holds the draft's weights unless a deployment has them.
 
     An EAGLE-3 head is needed in a prefill worker as well, which drafts nothing: its K/V are part of the cache. Raises
-    :class:`~serve_app.models.loading.load.UnsupportedModel` for weights that do not fit ``model``.
+    :class:`~serve_app.models.load.UnsupportedModel` for weights that do not fit ``model``.
     """
     if spec.draft_method == "eagle3":
         assert folder is not None

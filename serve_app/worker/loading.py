@@ -25,9 +25,9 @@ from serve_app.grammar.matcher import Grammars
 from serve_app.kv.chunk import Layout
 from serve_app.kv.keys import root_key, weights_key
 from serve_app.models.encoding import device_bytes
+from serve_app.models.load import CausalModel, load_causal_lm
 from serve_app.models.loading.bare import publish
 from serve_app.models.loading.folder import UnsupportedModel, fingerprint
-from serve_app.models.loading.load import CausalModel, load_causal_lm
 from serve_app.parallel.experts import folder_of
 from serve_app.parallel.group import Group
 from serve_app.worker.draft_link import DraftLink

@@ -18,7 +18,7 @@ from serve_app.parallel.place import Place
 from serve_app.wire.ranks import RankMeeting
 
 if TYPE_CHECKING:
-    from serve_app.models.loading.load import CausalModel
+    from serve_app.models.load import CausalModel
     from serve_app.parallel.group import Group
     from serve_app.parallel.steps import LedForward
     from serve_app.worker.spec import WorkerSpec

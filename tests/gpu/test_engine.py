@@ -11,7 +11,7 @@ import torch
 from serve_app.engine.build import EngineLimits, build_engine, gpu_cache_bytes
 from serve_app.engine.gpu.graphs import DecodeGraphs
 from serve_app.engine.gpu.overlap import OverlapEngine
-from serve_app.models.loading.load import load_causal_lm
+from serve_app.models.load import load_causal_lm
 from tests import tiny
 from tests.engine.gpu.test_graphs import Counted
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from serve_app.kernels.linear.fp8 import E4M3, Fp8Linear, quantize_rows
+from serve_app.models.load import load_causal_lm
 from serve_app.models.loading.compare import difference, probe
 from serve_app.models.loading.folder import UnsupportedModel
-from serve_app.models.loading.load import load_causal_lm
 from tests import tiny
 from tests.parity.test_generate import prefill, stored_prefix
 

@@ -46,7 +46,7 @@ def test_the_cache_moves_latents_as_it_moves_keys_and_values(one_thread, tmp_pat
 
 def test_with_places_for_adapters_it_keeps_heads(one_thread, tmp_path):
     """Adapters of what makes keys and values of latents have their place there."""
-    from serve_app.models.loading.load import load_causal_lm
+    from serve_app.models.load import load_causal_lm
 
     path = tiny.write_checkpoint(tmp_path, "deepseek_v3")
     model = load_causal_lm(path, dtype="float32", adapters=2)

@@ -8,8 +8,8 @@ import torch
 from serve_app.engine.request import Request
 from serve_app.engine.step import Scheduled, build_batch
 from serve_app.kernels.decoder import decoder_library
+from serve_app.models.load import load_causal_lm
 from serve_app.models.loading.compare import difference, probe
-from serve_app.models.loading.load import load_causal_lm
 from serve_app.models.quantization import codes_of, codes_of_experts
 from serve_app.sampling_params import SamplingParams
 from tests import tiny

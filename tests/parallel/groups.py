@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from serve_app.models.loading.load import CausalModel
+from serve_app.models.load import CausalModel
 from serve_app.parallel.link import LinkAddress
 from serve_app.parallel.meeting import leave
 from serve_app.worker.follower import run_rank

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from serve_app.models.loading.load import load_causal_lm
+from serve_app.models.load import load_causal_lm
 from serve_app.parallel.link import LinkAddress
 from serve_app.worker.loading import load_model
 from serve_app.worker.ranks import begin_ranks, load_together, run_rank

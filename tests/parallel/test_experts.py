@@ -11,8 +11,8 @@ import torch
 
 from benchmarks.engine.sockets import tcp_bytes
 from serve_app.models.divided import check, placing
+from serve_app.models.load import load_causal_lm
 from serve_app.models.loading.check import Verdict
-from serve_app.models.loading.load import load_causal_lm
 from serve_app.parallel.dispatch import LOOPBACK, NVLINK, dispatched_bytes, least_rows, reached, summed_bytes
 from serve_app.parallel.experts import folder_of, in_order, keep_loads, place_experts, read_loads
 from serve_app.parallel.place import Place

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from serve_app.kernels.linear.panels import panel_library
+from serve_app.models.load import load_causal_lm
 from serve_app.models.loading.compare import difference, probe
-from serve_app.models.loading.load import load_causal_lm
 from tests import tiny
 from tests.parallel.groups import divided
 from tests.parallel.test_divided import generate, prompts

@@ -10,7 +10,7 @@ from safetensors import safe_open
 
 from serve_app.distill.measure import count, eagle_engine
 from serve_app.distill.prompts import prepare
-from serve_app.models.loading.load import load_causal_lm
+from serve_app.models.load import load_causal_lm
 
 ROOT = Path(__file__).parents[2]
 HEAD = ROOT / "checkpoints" / "pico-eagle3"

@@ -21,7 +21,7 @@ from serve_app.models.mixtures.routed import NotRouted, is_mixture, read_mixture
 from serve_app.models.quantization import codes_of
 
 if TYPE_CHECKING:
-    from serve_app.models.loading.load import CausalModel
+    from serve_app.models.load import CausalModel
 
 # Tables of these depend on the position alone; others (dynamic, longrope) on the length of the text.
 _ROPE_TYPES = {"default", "linear", "llama3", "yarn"}

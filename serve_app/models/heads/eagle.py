@@ -27,8 +27,8 @@ from serve_app.kernels.linear.fused import FusedLinear
 from serve_app.models.decoders.decoder_parts import rotary_tables
 from serve_app.models.decoders.fused_decoder import rms_norm, rotate
 from serve_app.models.heads.eagle_config import HeadConfig, read_head_config
+from serve_app.models.load import CausalModel
 from serve_app.models.loading.folder import UnsupportedModel, require_safetensors
-from serve_app.models.loading.load import CausalModel
 
 if TYPE_CHECKING:
     from serve_app.engine.step import Batch

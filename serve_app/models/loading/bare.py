@@ -14,8 +14,7 @@ from torch import nn
 
 from serve_app.adapters.shapes import keep, kept_at
 from serve_app.models.linears import is_linear
-from serve_app.models.loading.folder import read_config
-from serve_app.models.loading.load import class_of
+from serve_app.models.loading.folder import class_of, read_config
 from serve_app.models.mixtures.mixture import own_weights
 
 # What an adapter would have to be trained without.

@@ -13,7 +13,7 @@ from serve_app.engine.step import Scheduled, build_batch
 from serve_app.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from serve_app.models.loading.load import CausalModel
+    from serve_app.models.load import CausalModel
 
 
 def difference(got: Tensor, want: Tensor) -> float:

@@ -19,7 +19,7 @@ from serve_app.models.mixtures.scaled import pack_scaled
 from serve_app.models.quantization import is_quantized
 
 if TYPE_CHECKING:
-    from serve_app.models.loading.load import CausalModel
+    from serve_app.models.load import CausalModel
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ TESTS = {
         "tests/kernels/test_shapes.py", "tests/kernels/linear",
     ),
     "folders": (
-        "tests/models/test_odd_shapes.py", "tests/models/loading/test_folder.py", "tests/models/loading/test_load.py",
+        "tests/models/test_odd_shapes.py", "tests/models/loading/test_folder.py", "tests/models/test_load.py",
         "tests/models/loading/test_check.py", "tests/models/test_chunked.py",
     ),
     "decoder": (

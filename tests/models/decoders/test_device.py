@@ -85,8 +85,8 @@ def test_float16_models_are_taken_as_well(tmp_path):
 
 def test_what_a_gpu_lacks_is_said_or_replaced(tmp_path, monkeypatch):
     """Compute capabilities as torch reports them for a T4 and an A100, neither of which is here."""
+    from serve_app.models.load import _dtype, load_causal_lm
     from serve_app.models.loading.folder import UnsupportedModel
-    from serve_app.models.loading.load import _dtype, load_causal_lm
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (7, 5))
     assert _dtype("auto", {"dtype": "bfloat16"}, "cuda") is torch.float16

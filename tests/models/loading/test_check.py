@@ -23,9 +23,9 @@ from transformers import (
 
 from serve_app.models import attention
 from serve_app.models.divided.division import bare
+from serve_app.models.load import load_causal_lm
 from serve_app.models.loading import check, kept
 from serve_app.models.loading.folder import UnsupportedModel
-from serve_app.models.loading.load import load_causal_lm
 from serve_app.models.loading.miniature import Sizes, scale_down
 from serve_app.models.loading.observe import Unservable, refuse_state
 from tests import tiny

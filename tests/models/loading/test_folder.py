@@ -9,9 +9,9 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from serve_app.models.encoders.encoder_load import load_encoder
+from serve_app.models.load import load_causal_lm
 from serve_app.models.loading import kept
 from serve_app.models.loading.folder import UnsupportedModel, contents
-from serve_app.models.loading.load import load_causal_lm
 from tests import tiny
 
 HUGE = 10**9

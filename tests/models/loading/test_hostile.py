@@ -9,9 +9,9 @@ import shutil
 import pytest
 import torch
 
+from serve_app.models.load import load_causal_lm
 from serve_app.models.loading import kept
 from serve_app.models.loading.folder import UnsupportedModel
-from serve_app.models.loading.load import load_causal_lm
 from tests import tiny
 
 FAMILIES = ("llama", "mistral", "qwen3", "gemma2", "phi3", "mixtral", "gpt2", "gpt_neox")

@@ -10,7 +10,7 @@ import transformers
 
 from serve_app.engine.blocks import blocks_for
 from serve_app.engine.build import EngineLimits, build_engine
-from serve_app.models.loading.load import load_causal_lm
+from serve_app.models.load import load_causal_lm
 from serve_app.models.loading.miniature import build
 from tests import tiny
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import time
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from serve_app.models.loading.adapt import own_attention
 from serve_app.models.loading.check import check
 from serve_app.models.loading.folder import (
     UnsupportedModel,
+    class_of,
     read_config,
     refuse_other_sizes,
     require_plausible,
@@ -288,37 +288,6 @@ def refuse_contradictions(path: Path, module: Any, info: dict[str, Any]) -> None
 
 def _unnumbered(name: str) -> str:
     return re.sub(r"\.\d+\.", ".*.", name)
-
-
-def class_of(config: dict[str, Any], path: Path) -> Any:
-    """The class named in the configuration, or whatever transformers maps the configuration to."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-    from transformers.models.auto.configuration_auto import model_type_to_module_name
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    names = config.get("architectures") or []
-    model_type = config.get("model_type") or ""
-    if not names or not model_type.replace("_", "").replace("-", "").isalnum():
-        raise UnsupportedModel(f'{path}/config.json names no architecture; add "architectures" and "model_type"')
-    folder = model_type_to_module_name(model_type)
-    try:
-        found = getattr(importlib.import_module(f"transformers.models.{folder}.modeling_{folder}"), names[0])
-    except (ImportError, AttributeError):
-        try:
-            known = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-            supported = type(known) in MODEL_FOR_CAUSAL_LM_MAPPING
-        except Exception:  # configurations object in any way they like
-            supported = False
-        if not supported:
-            raise UnsupportedModel(
-                f"{names[0]} ({model_type}) is not an architecture of the installed transformers; code in a model's "
-                "folder is never run"
-            ) from None
-        return AutoModelForCausalLM
-    generates = names[0] in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() or "ForConditionalGeneration" in names[0]
-    if not generates and not any(kind in names[0] for kind in ("ForCausalLM", "LMHeadModel")):
-        raise UnsupportedModel(f"{names[0]} does not generate text; set the record's task to what it does")
-    return found
 
 
 def _dtype(name: str, config: dict[str, Any], device: str) -> torch.dtype:

@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForMaskedLM, BloomConfig, BloomForCausalLM, MambaConfig, MambaForCausalLM
 
 from serve_app.engine.kv_cache import KVShape
+from serve_app.models.load import load_causal_lm
 from serve_app.models.loading.folder import UnsupportedModel
-from serve_app.models.loading.load import load_causal_lm
 from serve_app.models.loading.optimise import ALLOWED
 from tests import tiny
 
