@@ -71,7 +71,7 @@ def test_chunks_travel_between_machines_and_only_where_that_is_sooner(switch: Ne
     cluster = RayCluster(switch)
     for name in "ab":
         cluster.add(name)
-    said = cluster.run(sys.executable, "-m", "tests.cluster.machines.fetches", seconds=900)
+    said = cluster.run(sys.executable, "-m", "tests.cluster.machines.fetches", seconds=PATIENCE_S)
     found = json.loads(said.strip().splitlines()[-1])
     assert found["addresses"] == [cluster.network.named(name).address for name in "ab"]
     print(json.dumps(found, indent=1))
