@@ -165,7 +165,7 @@ def planned(side: Ours, path: Path, options: dict[str, Any]) -> dict[str, Any]:
     from dataclasses import replace
 
     from serve_app.planning.devices import GPUS
-    from serve_app.planning.plan import Asked, make_plan
+    from serve_app.planning.plan import ServingTarget, make_plan
     from serve_app.planning.ranks import Split
     from serve_app.planning.source import plan_model
     from serve_app.planning.tensors import read_headers
@@ -173,7 +173,7 @@ def planned(side: Ours, path: Path, options: dict[str, Any]) -> dict[str, Any]:
     report, item = side.model.report, 1 if options.get("load", {}).get("kv_cache_dtype") == "fp8" else 2
     model = plan_model("x", json.loads((path / "config.json").read_text()), read_headers(path), item=item)
     device = replace(GPUS["h100"], memory=torch.cuda.get_device_properties(0).total_memory)
-    asked = Asked(device, 1, 0.9, options["batch_tokens"], options["seqs"], options["context"])
+    asked = ServingTarget(device, 1, 0.9, options["batch_tokens"], options["seqs"], options["context"])
     plan = make_plan(model, asked, Split())
     return {
         "weights": plan.model.weight_bytes / report["weight_bytes"],
