@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import ray
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
 from deployments.autoscale import follow_plan
@@ -18,6 +19,8 @@ from serve_app.worker.spec import WorkerSpec
 
 # Serve passes this many requests to a replica; the engine queues them itself, where it can see their tokens.
 MAX_ONGOING = 4096
+# What Ray is told of a GPU that workers take turns with: who has it is for the node's memory broker to say.
+SHARED_GPU = 0.01
 # As in serve_app.ray_private.environment; Serve wants it in both places.
 METRICS_INTERVAL_S = 2
 
@@ -37,15 +40,26 @@ class Blueprint:
     def stages(self) -> dict[str, Stage]:
         return self.profile.stages
 
+    def gpus(self, stage: str) -> float:
+        """What Ray reserves of GPUs for each rank of the stage's workers."""
+        size = self.stages[stage]
+        return SHARED_GPU if self._turn(size) and not size.min_replicas else size.num_gpus
+
+    def _turn(self, size: Stage) -> float:
+        """The share of a GPU that a worker takes turns with. Of several GPUs of a node Ray chooses one and keeps the
+        share for it, as without a budget.
+        """
+        return size.num_gpus if self.settings.memory_budget and size.ranks == 1 and _one_gpu() else 0.0
+
     def sized(self, deployment: Any, stage: str) -> Any:
         """The deployment with the resources and the autoscaling of a stage."""
-        return self._kept(_sized(deployment, self.stages[stage]))
+        return self._kept(_sized(deployment, self.stages[stage], self.gpus(stage)))
 
     def routed(self, deployment: Any, stage: str) -> Any:
         """:meth:`sized`, for a deployment whose replica the gateway may choose."""
         router = RequestRouterConfig(request_router_class=HintedRequestRouter)
         policy = AutoscalingPolicy(policy_function=follow_plan)
-        sized = _sized(deployment, self.stages[stage], policy=policy)
+        sized = _sized(deployment, self.stages[stage], self.gpus(stage), policy=policy)
         return self._kept(sized.options(request_router_config=router))
 
     def _kept(self, deployment: Any) -> Any:
@@ -79,13 +93,23 @@ class Blueprint:
             "kv_disk_dir": str(settings.kv_disk_dir or ""),
             "kv_disk_bytes": settings.kv_disk_bytes,
             "kv_guaranteed": settings.kv_guaranteed,
+            "memory_budget": settings.memory_budget or 0,
+            "may_sleep": bool(settings.memory_budget) and not size.min_replicas,
+            "gpu_turn": self._turn(size),
             **options,
         }
         return WorkerSpec(**fields)
 
 
-def _sized(deployment: Any, stage: Stage, **autoscale: Any) -> Any:
-    """A deployment with the resources and the autoscaling that the catalogue gives its stage."""
+def _one_gpu() -> bool:
+    """Whether no node has more than one, and one has it."""
+    if not ray.is_initialized():
+        return False
+    return max((node["Resources"].get("GPU", 0.0) for node in ray.nodes() if node["Alive"]), default=0.0) == 1.0
+
+
+def _sized(deployment: Any, stage: Stage, gpus: float, **autoscale: Any) -> Any:
+    """A deployment with the resources and the autoscaling that the catalogue gives its stage, and so many GPUs."""
     autoscaling = AutoscalingConfig(
         min_replicas=stage.min_replicas,
         initial_replicas=stage.min_replicas,
@@ -110,7 +134,7 @@ def _sized(deployment: Any, stage: Stage, **autoscale: Any) -> Any:
     else:
         # The replica takes the CPUs, its engine worker (a child actor, hence in the same group) the GPU. Other ranks of
         # the worker have a bundle each; those that divide a layer speak too often for a network between them.
-        others = [{"GPU": stage.num_gpus}] * (stage.ranks - 1)
-        options["placement_group_bundles"] = [{"CPU": stage.num_cpus, "GPU": stage.num_gpus}, *others]
+        others = [{"GPU": gpus}] * (stage.ranks - 1)
+        options["placement_group_bundles"] = [{"CPU": stage.num_cpus, "GPU": gpus}, *others]
         options["placement_group_strategy"] = "PACK" if stage.pipeline_parallel > 1 else "STRICT_PACK"
     return deployment.options(**options)

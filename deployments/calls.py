@@ -9,6 +9,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from deployments.supervisor import WorkerLost
+from deployments.tenancy import NoRoom
 from serve_app.api.errors import ModelLoading, OutOfCapacity
 from serve_app.gateway.resume import log as resume
 from serve_app.ray_private.detached import detached
@@ -17,6 +18,9 @@ from serve_app.tasks.model import ServedModel
 from serve_app.tasks.work import WorkerGone
 from serve_app.wire.message import WrongVersion
 from serve_app.wire.methods import C, Method, R
+
+# After so long somebody else may have gone.
+NO_ROOM_S = 10.0
 
 
 async def ask_all_replicas(model: ServedModel, method: Method[C, R], call: C, stage: str = "") -> list[R]:
@@ -39,6 +43,8 @@ async def call_application(model: ServedModel, method: Method[C, R], call: C, st
         response = getattr(handle, method.name).remote(call.encode(), **wish)
     try:
         return method.result(await response)
+    except NoRoom as error:
+        raise _refused(error) from error
     except (RayActorError, WorkerLost, DeploymentUnavailableError) as error:
         raise WorkerGone("a worker of this model was lost") from error
     except WrongVersion as error:
@@ -48,4 +54,12 @@ async def call_application(model: ServedModel, method: Method[C, R], call: C, st
     except RayTaskError as error:
         if isinstance(error.cause, (RayActorError, WorkerLost, WrongVersion)):
             raise WorkerGone("a worker of this model was lost, or runs another version") from error
+        if isinstance(error.cause, NoRoom):
+            raise _refused(error.cause) from error
         raise
+
+
+def _refused(error: NoRoom) -> OutOfCapacity:
+    """What a task's error says of its cause is told, and not where it was raised."""
+    cause = getattr(error, "cause", error)
+    return OutOfCapacity(f"{cause}.", retry_after=NO_ROOM_S)

@@ -98,13 +98,13 @@ def application(model: Blueprint) -> Application:
     stages, workers = model.stages, engine_specs(model)
     prefill = draft = None
     if "prefill" in workers:
-        prefill = model.routed(Prefill, "prefill").bind(workers["prefill"], stages["prefill"].num_gpus)
+        prefill = model.routed(Prefill, "prefill").bind(workers["prefill"], model.gpus("prefill"))
     if "draft" in stages and (drafting := _drafting(model.record)) is not None:
         own = _draft_lora(model.record)
         spec = model.spec("draft", weights=drafting.weights.model_dump(), draft_lora=own, adapters=len(own))
-        draft = model.sized(Draft, "draft").bind(spec, stages["draft"].num_gpus)
+        draft = model.sized(Draft, "draft").bind(spec, model.gpus("draft"))
     decode = model.routed(Decode, "decode").bind(
-        workers["decode"], prefill, draft, stages["decode"].num_gpus, model.profile.min_remote_prefill_tokens
+        workers["decode"], prefill, draft, model.gpus("decode"), model.profile.min_remote_prefill_tokens
     )
     return Text.bind(decode)  # type: ignore[attr-defined]
 

@@ -10,6 +10,7 @@ from typing import Any
 from ray import serve
 
 from deployments.supervisor import Supervisor, beside
+from deployments.tenancy import tenancy
 from serve_app import logs
 from serve_app.progress import read_progress
 from serve_app.worker.spec import WorkerSpec
@@ -36,7 +37,9 @@ class Draft:
         self._spec = spec
         self._num_gpus = num_gpus
         self._name = ""
-        self._supervisor = Supervisor(self._start, lambda worker: worker.stats.remote(), device=num_gpus > 0)
+        self._supervisor = Supervisor(
+            self._start, lambda worker: worker.stats.remote(), device=num_gpus > 0, tenancy=tenancy(spec)
+        )
         if spec.device == "cpu":
             await _after_the_target(spec.model)
         await self._supervisor.begin()

@@ -16,4 +16,4 @@ class Embeddings(EncoderStage):
 
 def application(model: Blueprint) -> Application:
     """The only deployment of such a model."""
-    return model.sized(Embeddings, "embeddings").bind(model.spec("embeddings"), model.stages["embeddings"].num_gpus)
+    return model.sized(Embeddings, "embeddings").bind(model.spec("embeddings"), model.gpus("embeddings"))

@@ -12,6 +12,7 @@ from ray.serve.handle import DeploymentHandle
 from ray.util import get_node_ip_address
 
 from deployments.calls import ask_all_replicas, call_application
+from deployments.memory_broker import Brokers
 from deployments.metrics import GatewayMetrics
 from deployments.operate import Applications
 from serve_app import logs
@@ -45,6 +46,10 @@ class Gateway:
         self._core.ask_counted = partial(self._ask_gateways, "counted")
         self._core.node = ray.get_runtime_context().get_node_id()
         self._core.engine.zone = node_zone()
+        if settings.memory_budget:
+            self._core.health.memory.ask = Brokers().shown
+            self._core.health.memory.budget = settings.memory_budget
+            self._core.by_hand.unfit = self._core.health.memory.would
         await self._core.start()
         self._neighbours = join(self._core)
         self._metrics = GatewayMetrics(self._core.routing_stats, self._core.tally)

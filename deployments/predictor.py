@@ -31,4 +31,4 @@ class Predictor(SingleStage):
 
 def application(model: Blueprint) -> Application:
     """The only deployment of such a model."""
-    return model.sized(Predictor, "predictor").bind(model.spec("predictor"), model.stages["predictor"].num_gpus)
+    return model.sized(Predictor, "predictor").bind(model.spec("predictor"), model.gpus("predictor"))

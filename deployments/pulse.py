@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
+from pathlib import Path
 
 from serve_app.activity import Activity
 
@@ -55,6 +57,16 @@ class Watch:
         if self._device_step_s is not None and step_s is not None and step_s > self._device_step_s:
             return f"its step lasts longer than {self._device_step_s:g} s"
         return ""
+
+
+def gone(pid: int, seconds: float) -> bool:
+    """Waits until a process has ended; False if it has not by then. Blocks."""
+    until = time.monotonic() + seconds
+    while pid and Path(f"/proc/{pid}").exists():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.02)
+    return True
 
 
 def needs_look(step_s: float | None) -> bool:

@@ -16,4 +16,4 @@ class Reranker(EncoderStage):
 
 def application(model: Blueprint) -> Application:
     """The only deployment of such a model."""
-    return model.sized(Reranker, "reranker").bind(model.spec("reranker"), model.stages["reranker"].num_gpus)
+    return model.sized(Reranker, "reranker").bind(model.spec("reranker"), model.gpus("reranker"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from deployments.supervisor import Supervisor, beside
+from deployments.tenancy import tenancy
 from serve_app import logs
 from serve_app.wire.replicas import AllCounters, Nothing
 from serve_app.worker.spec import WorkerSpec
@@ -18,7 +19,10 @@ class SingleStage:
         self._stage = spec.stage
         options = self.worker_class().options(**beside(num_gpus))
         self._supervisor = Supervisor(
-            lambda: options.remote(spec), lambda worker: worker.ready.remote(), device=num_gpus > 0
+            lambda: options.remote(spec),
+            lambda worker: worker.ready.remote(),
+            device=num_gpus > 0,
+            tenancy=tenancy(spec),
         )
         await self._supervisor.begin()
 

@@ -16,6 +16,7 @@ from ray.serve.handle import DeploymentHandle
 from deployments.autoscale import NEEDED
 from deployments.nursery import adopt
 from deployments.supervisor import Supervisor, WorkerLost, beside
+from deployments.tenancy import tenancy
 from deployments.worker import EngineWorker, WorkerHandle
 from serve_app import logs
 from serve_app.ray_private.draining import draining
@@ -86,7 +87,9 @@ class EngineStage:
 
     async def start_worker(self, spec: WorkerSpec, num_gpus: float) -> None:
         options = EngineWorker.options(**beside(num_gpus))  # type: ignore[attr-defined]
-        self.supervisor = Supervisor(lambda: options.remote(spec), self.greet, device=num_gpus > 0)
+        self.supervisor = Supervisor(
+            lambda: options.remote(spec), self.greet, device=num_gpus > 0, tenancy=tenancy(spec)
+        )
         await self.supervisor.begin(await adopt(spec))
         self._watching = asyncio.ensure_future(self._watch_draining())
 
@@ -103,7 +106,7 @@ class EngineStage:
         self._gateways[gateway.inbox] = (now + gateway.lease_s, gateway)
         if listens := self.supervisor.ready:
             told = self._listen(gateway, gateway.lease_s)
-            await self.supervisor.call(lambda worker: WorkerHandle(worker).subscribe(told))
+            await self.supervisor.reach(lambda worker: WorkerHandle(worker).subscribe(told))
         return Subscribed(self.replica_id, listens).encode()
 
     def _listen(self, gateway: Subscribe, lease_s: float) -> Listen:
@@ -117,7 +120,7 @@ class EngineStage:
         self._leaving = True
         if self.supervisor.ready:
             with contextlib.suppress(WorkerLost):
-                await self.supervisor.call(self._tell_listeners)
+                await self.supervisor.reach(self._tell_listeners)
 
     async def _tell_listeners(self, worker: Any) -> None:
         for until, gateway in list(self._gateways.values()):

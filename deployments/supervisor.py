@@ -17,6 +17,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from deployments import pulse
+from deployments.tenancy import Tenancy
 from serve_app.activity import read_activity
 from serve_app.ray_private.fork_server import forked
 from serve_app.wire.replicas import Counters, Pulse, read_counters, read_pulse
@@ -25,6 +26,8 @@ log = logging.getLogger("ray.serve")
 
 T = TypeVar("T")
 
+# A worker that is put to sleep has so long to end.
+END_S = 10.0
 # Who looks at counters does not wait for a worker that loads, or that is held up.
 GLANCE_S = 1.0
 
@@ -52,7 +55,8 @@ class Supervisor:
     that Serve's router prefers other replicas. Serve itself replaces the replica only if workers keep dying.
 
     An actor that hangs (:mod:`deployments.pulse`) is killed, and no call waits for it to be dead: what it might still
-    answer reaches nobody. ``device``: its steps wait for a GPU.
+    answer reaches nobody. ``device``: its steps wait for a GPU. With a ``tenancy`` the actor comes up and goes as the
+    node's memory budget has it.
     """
 
     MAX_RESTARTS = 3
@@ -64,7 +68,10 @@ class Supervisor:
         greet: Callable[[Any], Awaitable[Any]],
         *,
         device: bool = False,
+        tenancy: Tenancy | None = None,
     ) -> None:
+        self._tenancy = tenancy
+        self.pid = 0
         self._device_step_s = pulse.DEVICE_STEP_S if device else None
         self._start = start
         self._greet = greet
@@ -83,14 +90,54 @@ class Supervisor:
         return self._ready.is_set()
 
     async def begin(self, worker: Any = None) -> None:
-        """Starts the first worker, unless one is given; its failure is the caller's (who can't start says why)."""
+        """Starts the first worker, unless one is given; its failure is the caller's (who can't start says why).
+        One that may sleep comes up with the first call.
+        """
+        if self._tenancy is not None:
+            self._tenancy.begin(self)
+            if self._tenancy.sleeps:
+                return
+            await self._tenancy.let_in()
+        await self._bring_up(worker)
+
+    async def wake(self) -> None:
+        """Has the worker come up again. For the tenancy."""
+        try:
+            await self._bring_up()
+        except Exception as error:
+            log.error("a worker could not be started", exc_info=error)
+            await self._restart()
+
+    async def sleep(self) -> None:
+        """Ends the worker, which has nothing to do, and returns when it has gone. For the tenancy."""
+        worker, self._worker = self._worker, None
+        self._ready.clear()
+        pid, self.pid = self.pid, 0
+        ray.kill(worker)
+        if not await asyncio.to_thread(pulse.gone, pid, END_S):
+            pulse.end(pid)
+            await asyncio.to_thread(pulse.gone, pid, END_S)
+
+    async def _bring_up(self, worker: Any = None) -> None:
         self._worker = worker if worker is not None else self._start()
         await self._greet(self._worker)
         self._ready.set()
         self._watching = asyncio.ensure_future(self._watch(self._worker))
 
     async def call(self, function: Callable[[Any], Awaitable[T]]) -> T:
-        """``await function(worker)`` on the living worker. Raises :class:`WorkerLost`."""
+        """``await function(worker)`` on the living worker, which comes up for it. Raises :class:`WorkerLost`, and
+        :class:`~deployments.tenancy.NoRoom`.
+        """
+        if self._tenancy is None:
+            return await self.reach(function)
+        try:
+            async with self._tenancy.using():
+                return await self.reach(function)
+        except LookupError as asleep:
+            raise WorkerLost("the worker sleeps") from asleep
+
+    async def reach(self, function: Callable[[Any], Awaitable[T]]) -> T:
+        """:meth:`call` for what is no use of the worker: it is asked while it is up, and may sleep all the same."""
         await self._ready.wait()
         if self._given_up is not None:
             raise WorkerLost("workers of this replica keep dying") from self._given_up
@@ -114,7 +161,7 @@ class Supervisor:
         """What the worker tells of itself; silent if it is not there or takes longer than a glance."""
         if self.ready:
             try:
-                told = read_counters(await asyncio.wait_for(self.call(lambda w: w.stats.remote()), GLANCE_S))
+                told = read_counters(await asyncio.wait_for(self.reach(lambda w: w.stats.remote()), GLANCE_S))
                 # Processes of several nodes may have one number, in pods more often than not.
                 return replace(told, numbers={**told.numbers, "node": ray.get_runtime_context().get_node_id()})
             except (TimeoutError, WorkerLost, RayError) as error:
@@ -133,7 +180,7 @@ class Supervisor:
         if not self._ready.is_set():
             return None
         try:
-            return await self.call(function)
+            return await self.reach(function)
         except WorkerLost:
             return None
 
@@ -151,6 +198,7 @@ class Supervisor:
                 if asked.done():
                     told, asked = asked.result(), None
                     pid, step_s = told.pid, told.step_s
+                    self.pid = pid if worker is self._worker else self.pid
                     await asyncio.sleep(pulse.PERIOD_S)
                 if pid is not None:
                     read = read_activity(pid) if pulse.needs_look(step_s) else None
@@ -190,7 +238,7 @@ class Supervisor:
                 self._ready.set()  # whoever waits is told
                 return
             try:
-                await self.begin()
+                await self._bring_up()
                 return
             except Exception as error:
                 log.error("a worker could not be started", exc_info=error)

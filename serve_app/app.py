@@ -58,6 +58,7 @@ def gateway_application(settings: Settings, replicas: tuple[int, int] | None = N
         profile=settings.profile,
         models=settings.models,
         max_inflight=settings.max_inflight,
+        memory_budget=settings.memory_budget or 0,
         rate_limits=settings.rate_limits,
         cors_origins=settings.cors_origins,
         metrics_open=settings.metrics_open,
@@ -125,7 +126,7 @@ def _runners(settings: Settings) -> Any:
 
 def plant_workers(settings: Settings, catalog: Catalog) -> list[Any]:
     """Starts the engine workers that every start needs, before Serve is up; they live as long as what is returned."""
-    if not nursery.available():
+    if settings.memory_budget or not nursery.available():  # with a budget workers ask for room before they start
         return []
     models = [Blueprint(r, profile, settings, catalog.source(r.id)) for r, profile in _in_order(settings, catalog)]
     specs = [

@@ -34,6 +34,7 @@ ENVIRONMENT = {
     "SERVE_APP_MAX_BODY_BYTES": "max_body_bytes",
     "SERVE_APP_MAX_EMBEDDING_BODY_BYTES": "max_embedding_body_bytes",
     "SERVE_APP_MAX_MEDIA_BODY_BYTES": "max_media_body_bytes",
+    "SERVE_APP_MEMORY_BUDGET": "memory_budget",
     "SERVE_APP_MAX_INFLIGHT": "max_inflight",
     "SERVE_APP_RATE_LIMITS": "rate_limits",
     "SERVE_APP_CORS_ORIGINS": "cors_origins",
@@ -117,6 +118,8 @@ class Settings(BaseModel):
     max_embedding_body_bytes: Bytes = 10_000_000  # tasks that take many texts, batches
     max_media_body_bytes: Bytes = 32 << 20  # tasks that take pictures or sound
     object_store_bytes: Bytes = 1 << 30  # Ray's object store on this node: the shared KV cache lives there
+    # Of all models' workers on one machine, which take turns within it; None: nobody counts.
+    memory_budget: Bytes | None = None
     lora_cache_bytes: Bytes = 1 << 30  # adapters in the memory of each worker of a model that takes them
     kv_disk_bytes: Bytes = 1 << 30  # files behind it, per node; 0: none
     kv_disk_dir: Path | None = None  # None: home/kv

@@ -14,12 +14,13 @@ import urllib.request
 from typing import Any
 
 from serve_app import logs
-from serve_app.catalog.load import load_catalog
+from serve_app.catalog.load import Catalog, load_catalog
+from serve_app.catalog.need import unfit
 from serve_app.catalog.price_file import PriceFile
 from serve_app.catalog.records import ModelRecord
 from serve_app.catalog.tasks import declared
 from serve_app.cluster import LocalCluster
-from serve_app.config import Settings, api_key
+from serve_app.config import ConfigError, Settings, api_key
 from serve_app.dashboard_command import link
 from serve_app.run_directory import remove_leftovers
 from serve_app.state.check import check as check_store
@@ -78,6 +79,7 @@ def serve_until_interrupted(settings: Settings) -> int:
     catalog = load_catalog(settings.home, operated=read_operated(settings.home, settings.database))
     PriceFile(settings.home, settings.prices).read()
     started = [record for record, _ in catalog.started(settings.profile, settings.models)]
+    _check_memory(settings, catalog)
     for model, problem in catalog.problems.items():
         _tell(f"serve-app: warning: {model}, as it was said by hand: {problem}", logging.WARNING)
     key = api_key(settings)
@@ -131,10 +133,19 @@ def _watch(cluster: LocalCluster) -> None:
     os._exit(1)
 
 
+def _check_memory(settings: Settings, catalog: Catalog) -> None:
+    """Raises ConfigError for models that never sleep and are too large together, and warns of others."""
+    if not settings.memory_budget:
+        return
+    started = [(r, profile, catalog.source(r.id)) for r, profile in catalog.started(settings.profile, settings.models)]
+    for model, problem in unfit(started, settings.home, settings.memory_budget).items():
+        if any(stage.min_replicas for r, profile, _ in started if r.id == model for stage in profile.stages.values()):
+            raise ConfigError(f"{problem}.")
+        _tell(f"serve-app: warning: {problem}", logging.WARNING)
+
+
 def _refuse_taken_port(settings: Settings) -> None:
     import socket
-
-    from serve_app.config import ConfigError
 
     family, *_, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family) as probe:

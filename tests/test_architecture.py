@@ -246,6 +246,7 @@ def test_every_room_has_an_arrow() -> None:
         "serve_app.activity",
         "serve_app.inner_ports",
         "serve_app.logs",
+        "serve_app.memory",
         "serve_app.progress",
         "serve_app.run_directory",
         "serve_app.sampling_params",

@@ -50,10 +50,18 @@ def described(view: View, url: str) -> str:
             lines.append(
                 f"  {worker.stage:10} {role:12} {worker.running} running, {worker.waiting} waiting{kv}  {worker.name}"
             )
+    for node in view.memory:
+        lines += ["", f"memory  {_mib(node.held)} held, {_mib(node.reserved)} reserved of {_mib(node.budget)}"]
+        for model, stage, state, held, why in node.workers:
+            lines.append(f"  {model} {stage}  {state}, {_mib(held)}" + (f"  ({why})" if why else ""))
     if view.runners:
         lines += ["", "batch runners"]
         lines += [f"  {one.name}  {one.running} running: {_by_model(one.models)}" for one in view.runners]
     return "\n".join(lines)
+
+
+def _mib(count: int) -> str:
+    return f"{count / 2**20:,.0f} MiB"
 
 
 def _by_model(counts: Mapping[str, int]) -> str:

@@ -53,12 +53,25 @@ class RunnerView:
 
 
 @dataclass(slots=True)
+class MemoryView:
+    """A node's memory budget, and of each worker its model, stage, state, bytes and what it waits for."""
+
+    budget: int
+    held: int
+    reserved: int
+    workers: list[tuple[str, str, str, int, str]]
+
+
+@dataclass(slots=True)
 class View:
-    """``problem``: of the store or the price list; "" for none. ``runners``: of batches, that work now."""
+    """``problem``: of the store or the price list; "" for none. ``runners``: of batches, that work now. ``memory``: of
+    nodes with a budget.
+    """
 
     models: list[ModelView]
     problem: str = ""
     runners: list[RunnerView] = field(default_factory=list)
+    memory: list[MemoryView] = field(default_factory=list)
 
     @property
     def ready(self) -> bool:
@@ -78,7 +91,12 @@ def look(status: Mapping[str, Any], before: Mapping[str, Any] | None = None, sec
     gateway = status.get("gateway") or {}
     problem = (gateway.get("store") or {}).get("problem") or (gateway.get("prices") or {}).get("problem") or ""
     runners = [RunnerView(one["runner"], one["running"], dict(one["models"])) for one in status.get("runners") or ()]
-    return View(models, str(problem), runners)
+    return View(models, str(problem), runners, [_memory(node) for node in status.get("memory") or ()])
+
+
+def _memory(node: Mapping[str, Any]) -> MemoryView:
+    workers = [(w["model"], w["stage"], w["state"], w["held_bytes"], w["why"]) for w in node["workers"]]
+    return MemoryView(node["budget_bytes"], node["held_bytes"], node["reserved_bytes"], workers)
 
 
 def _model(name: str, now: Mapping[str, Any], before: Mapping[str, Any] | None, seconds: float) -> ModelView:

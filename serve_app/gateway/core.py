@@ -269,7 +269,7 @@ class Gateway:
             model: [load for load in stats["workers"] if not self.node or load["node"] == self.node]
             for model, stats in self.routing_stats().items()
         }
-        return await asyncio.to_thread(prometheus.exposition, gateways, self.node, workers)
+        return await asyncio.to_thread(prometheus.exposition, gateways, self.node, workers, self.health.memory.nodes)
 
     def _waiting(self) -> dict[str, dict[str, int]]:
         """Requests that wait here, by model and account."""
@@ -351,7 +351,7 @@ class Gateway:
 
     def waiting(self, model: ServedModel) -> Callable[[], str]:
         """Says what a request waits for while its model starts: see :func:`streams.streamed`."""
-        return partial(self.backend(model).waiting, model)
+        return partial(self.health.memory.waiting, model.id, partial(self.backend(model).waiting, model))
 
     async def count_tokens(self, model: ServedModel, request: GenerateRequest, caller: Caller) -> int:
         """How many tokens the request's prompt has, whether or not the context window would take it."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from serve_app.catalog.tasks import TaskDeclaration, declared
+from serve_app.gateway.memory import MemoryWatch
 from serve_app.gateway.models import Models
 from serve_app.progress import LoadProgress, read_progress
 from serve_app.ray_private.status import applications
@@ -33,12 +34,14 @@ class HealthMonitor:
         self._models = models
         self._probe = probe
         self._started = time.time()
+        self.memory = MemoryWatch(models)
         self._task: asyncio.Task | None = None
         self._looked = asyncio.Event()
 
     async def start(self) -> None:
         """Returns after the first look, or without it after some seconds: Serve's controller may be away."""
         self._task = asyncio.ensure_future(self._watch())
+        self.memory.start()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._looked.wait(), FIRST_LOOK_S)
 
@@ -53,9 +56,15 @@ class HealthMonitor:
 
     def report(self) -> dict[str, Any]:
         """The body of ``GET /health``."""
-        models = {m.id: {"ready": m.ready, **m.detail} for m in self._models}
+        models: dict[str, dict[str, Any]] = {m.id: {"ready": m.ready, **m.detail} for m in self._models}
         status = "ready" if self.ready else "loading"
-        return {"status": status, "seconds": round(time.time() - self._started, 1), "models": models}
+        found = {"status": status, "seconds": round(time.time() - self._started, 1), "models": models}
+        if total := self.memory.total():
+            found["memory"] = total
+        for model, shown in models.items():
+            if told := self.memory.of(model):
+                shown["memory"] = told
+        return found
 
     async def _watch(self) -> None:
         while True:

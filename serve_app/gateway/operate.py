@@ -68,6 +68,8 @@ class ByHand:
         self._changing, self._adopting = asyncio.Lock(), asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self.deployer: Deployer | None = None
+        # Why a model would never be up beside the others; "": it could be.
+        self.unfit: Callable[[ModelRecord, Profile, Source], str] = lambda record, profile, source: ""
 
     async def start(self) -> None:
         await self._adopt()
@@ -212,9 +214,12 @@ class ByHand:
         catalog, profile = self._with(said), self._models.profile
         try:
             record, chosen = catalog.startable(said.model, profile)  # type: ignore[arg-type]
-            return record, bounded(chosen, said.bounds)
+            chosen = bounded(chosen, said.bounds)
         except CatalogError as error:
             raise BadChange(f"{said.model} cannot be started: {error.told}", param="model") from None
+        if reason := self.unfit(record, chosen, catalog.source(said.model)):
+            raise BadChange(f"{said.model} cannot be started: {reason}.", param="model")
+        return record, chosen
 
     def _with(self, said: Operated) -> Catalog:
         """The catalogue as it would be."""

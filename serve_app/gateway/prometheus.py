@@ -98,12 +98,51 @@ def told(tally: Tally, node: str, stats: Mapping[str, Mapping[str, Any]], runnin
     )  # fmt: skip
 
 
-def exposition(gateways: Iterable[bytes], node: str, workers: Mapping[str, Sequence[Mapping[str, Any]]]) -> bytes:
-    """The page. ``gateways``: what each has told, of which those of ``node`` count. ``workers``: loads by model."""
+def exposition(
+    gateways: Iterable[bytes],
+    node: str,
+    workers: Mapping[str, Sequence[Mapping[str, Any]]],
+    memory: Sequence[Mapping[str, Any]] = (),
+) -> bytes:
+    """The page. ``gateways``: what each has told, of which those of ``node`` count. ``workers``: loads by model.
+    ``memory``: what nodes' brokers tell.
+    """
     registry = CollectorRegistry(auto_describe=False)
     here = [found for found in map(_READ.decode, gateways) if found.node == node]
-    registry.register(_Once([*_of_gateways(here), *_of_workers(workers)]))
+    own = [told for told in memory if told["node"] == node or not node]
+    registry.register(_Once([*_of_gateways(here), *_of_workers(workers), *_of_memory(own)]))
     return generate_latest(registry)
+
+
+def _of_memory(nodes: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
+    """Of the memory budget; nothing without one."""
+    if not nodes:
+        return
+    budget = GaugeMetricFamily("serve_app_memory_budget_bytes", "What all workers of the node may hold together")
+    reserved = GaugeMetricFamily("serve_app_memory_reserved_bytes", "What is kept for the workers that are up")
+    moves = CounterMetricFamily(
+        "serve_app_memory_moves", "Workers that were woken, sent to sleep, closed or lost", labels=["move"]
+    )
+    held = GaugeMetricFamily("serve_app_memory_held_bytes", "What workers hold", labels=["model", "stage"])
+    waits = GaugeMetricFamily(
+        "serve_app_memory_waiting_seconds", "For how long a model waits for room", labels=["model"]
+    )
+    for node in nodes:
+        budget.add_metric([], node["budget_bytes"])
+        reserved.add_metric([], node["reserved_bytes"])
+        for move in ("wakes", "sleeps", "closes", "losses"):
+            moves.add_metric([move], node[move])
+        sums: dict[tuple[str, str], int] = {}
+        waited: dict[str, float] = {}
+        for worker in node["workers"]:
+            key, model = (worker["model"], worker["stage"]), worker["model"]
+            sums[key] = sums.get(key, 0) + worker["held_bytes"]
+            waited[model] = max(waited.get(model, 0.0), worker["waited_s"] or 0.0)
+        for each, size in sums.items():
+            held.add_metric(each, size)
+        for model, seconds in waited.items():
+            waits.add_metric([model], seconds)
+    yield from (budget, reserved, moves, held, waits)
 
 
 class _Once:

@@ -34,6 +34,8 @@ class GatewaySettings:
     max_inflight: int = 512
     # Requests per minute by task; a task without an entry is not limited.
     rate_limits: dict[str, int] = field(default_factory=dict)
+    # Of all workers of a node; 0: none.
+    memory_budget: int = 0
     # Pages from there may call the API from a browser.
     cors_origins: tuple[str, ...] = ()
     # /metrics asks for no key on loopback.

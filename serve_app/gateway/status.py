@@ -30,7 +30,8 @@ async def status(gateway: Gateway, account: str) -> dict[str, Any]:
         return {"models": models}
     prices = {"currency": gateway.prices.currency, "problem": gateway.price_watch.file.problem or None}
     shown = {"streams": len(gateway.inbox), "store": gateway.state.counters(), "prices": prices}
-    return {"gateway": shown, "runners": await gateway.reports.shown(), "models": models}
+    memory = {"memory": gateway.health.memory.nodes} if gateway.health.memory.budget else {}
+    return {"gateway": shown, "runners": await gateway.reports.shown(), **memory, "models": models}
 
 
 async def _of_model(gateway: Gateway, model: ServedModel, account: str | None) -> dict[str, Any]:

@@ -66,6 +66,12 @@ class WorkerSpec:
     kv_disk_bytes: int = 0
     kv_guaranteed: float = 0.5
 
+    # The memory budget of the node, 0: none; whether the worker may be put to sleep within it, and the share of a GPU
+    # that it takes turns with.
+    memory_budget: int = 0
+    may_sleep: bool = False
+    gpu_turn: float = 0.0
+
     @property
     def ranks(self) -> int:
         """Processes of the worker."""

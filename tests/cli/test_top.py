@@ -45,6 +45,14 @@ def test_people_read_lines():
     assert "ann: 2 waiting" in said and "as mixed" in said and "KV 25%" in said
 
 
+def test_a_memory_budget_is_read_as_well():
+    worker = {"model": "@cf/a/b", "stage": "decode", "state": "waiting", "held_bytes": 0, "why": "it waits for room"}
+    node = {"budget_bytes": 2 << 30, "held_bytes": 1 << 30, "reserved_bytes": 3 << 29, "workers": [worker]}
+    said = described(look({**status(), "memory": [node]}), "http://here")
+    assert "1,024 MiB held, 1,536 MiB reserved of 2,048 MiB" in said
+    assert "@cf/a/b decode  waiting, 0 MiB  (it waits for room)" in said
+
+
 def test_the_terminal_gets_tables_in_which_nothing_is_markup():
     from rich.console import Console
 

@@ -75,6 +75,9 @@ FIELDS = {
     "nothing:1": "",
     "pause:1": "streams",
     "offers:2": "gateway account askers models",
+    "resident:1": "id model stage number budget key least likely grows gpu pinned optional ranks replica_pid state "
+    "knows ready pid busy idle_s waits waited_s",
+    "turn-told:1": "state why",
     "over:1": "id cached output",
     "pass-failed:1": "error",
     "pass:1": "model ids sampling tenant tokenizer session deadline_s reject_if_busy together origin",
