@@ -23,6 +23,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from serve_app import logs, memory
 from serve_app.catalog.need import REMEDY, said
 from serve_app.ray_private.fork_server import forked
+from serve_app.routing import memory as policy
 from serve_app.routing.memory import Room, Tenant, decide, never_fits
 from serve_app.wire.memory import ASLEEP, CLOSE, GOING, LEAVE, NEVER, UP, Resident, TurnTold, read_resident
 
@@ -137,7 +138,7 @@ class MemoryBroker:
         if resident.state == ASLEEP and (lodger.leaving or lodger.closed):
             lodger.granted = lodger.leaving = lodger.closed = False
             lodger.held = lodger.peak = lodger.loaded = 0
-        elif lodger.leaving and resident.state == UP and (resident.busy or resident.waits):
+        elif lodger.leaving and resident.state == UP and (resident.busy or resident.waits or resident.idle_s < policy.IDLE_S):
             # A request was quicker.
             lodger.leaving = False
         lodger.granted = lodger.granted or resident.state != ASLEEP

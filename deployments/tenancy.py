@@ -21,6 +21,7 @@ from ray import serve
 from deployments.memory_broker import get_or_create_broker
 from serve_app.catalog.need import OPTIONAL, Need, estimate
 from serve_app.catalog.records import Weights
+from serve_app.routing import memory as policy
 from serve_app.wire.memory import ASLEEP, CLOSE, GOING, LEAVE, NEVER, UP, Resident, TurnTold, read_turn_told
 from serve_app.worker.spec import WorkerSpec
 
@@ -178,7 +179,9 @@ class Tenancy:
             self._acting = asyncio.ensure_future(self._quietly(sleeper.sleep()))
 
     def _may_go(self, said: str) -> bool:
-        return said == CLOSE or (said == LEAVE and not self._waiting)
+        """What the broker knows of the worker may be a second old: one that has just been used is not idle."""
+        idle = not self._waiting and time.monotonic() - self._idle_since >= policy.IDLE_S
+        return said == CLOSE or (said == LEAVE and idle)
 
     async def _quietly(self, work: Awaitable[None]) -> None:
         try:

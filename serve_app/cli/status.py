@@ -52,8 +52,8 @@ def described(view: View, url: str) -> str:
             )
     for node in view.memory:
         lines += ["", f"memory  {_mib(node.held)} held, {_mib(node.reserved)} reserved of {_mib(node.budget)}"]
-        for model, stage, state, held, why in node.workers:
-            lines.append(f"  {model} {stage}  {state}, {_mib(held)}" + (f"  ({why})" if why else ""))
+        for name, stage, state, held, why in node.workers:
+            lines.append(f"  {name} {stage}  {state}, {_mib(held)}" + (f"  ({why})" if why else ""))
     if view.runners:
         lines += ["", "batch runners"]
         lines += [f"  {one.name}  {one.running} running: {_by_model(one.models)}" for one in view.runners]

@@ -32,7 +32,7 @@ SPEC = WorkerSpec("a", "predictor", {"path": "x"}, "x", "x", memory_budget=100 *
 def quick(monkeypatch):
     """Nobody has to stay, and the machine has room."""
     monkeypatch.setattr(policy, "STAY_S", 0.0)
-    monkeypatch.setattr(policy, "IDLE_S", 0.0)
+    monkeypatch.setattr(policy, "IDLE_S", 0.02)
     monkeypatch.setattr(memory, "spare_bytes", lambda: 1 << 40)
     monkeypatch.setattr(memory_broker, "LOOK_S", 0.02)
     monkeypatch.setattr(memory_broker, "HOLD_S", 0.1)
@@ -123,9 +123,9 @@ async def test_one_that_always_has_work_is_closed_when_another_has_waited_long(w
 
     async def always() -> None:
         while not over.is_set():
-            await use(a, 0.05)
+            await use(a, 0.005)
 
-    working = [asyncio.ensure_future(always()) for _ in range(3)]
+    working = [asyncio.ensure_future(always()) for _ in range(2)]
     await until(lambda: "a" in world.up)
     await use(b)
     over.set()
