@@ -199,16 +199,20 @@ class MemoryBroker:
             return 0
         if (known := self._known.get(resident.key)) is not None:
             return known
-        most = self._budget
-        if not resident.pinned:
-            most -= sum(
-                self._need(one.told)
-                for one in self._lodgers.values()
-                if one.told.pinned and (one.granted or not self._has_twin(one))
-            )
+        most = self._alone(resident)
         # What is not known has the machine for itself once, and is known then.
         likely = resident.likely or most
         return likely if likely <= most else max(resident.least, most)
+
+    def _alone(self, resident: Resident) -> int:
+        """Bytes that a worker has when everybody sleeps who can."""
+        if resident.pinned:
+            return self._budget
+        return self._budget - sum(
+            self._need(one.told)
+            for one in self._lodgers.values()
+            if one.told.pinned and (one.granted or not self._has_twin(one))
+        )
 
     def _has_twin(self, lodger: Lodger) -> bool:
         """Whether another replica of the same stage is up: its model answers without this one."""
@@ -292,8 +296,10 @@ class MemoryBroker:
                 continue
             lodger.held, most = found.now * told.ranks, found.most * told.ranks
             lodger.peak, lodger.loaded = max(lodger.peak, most), lodger.loaded or most
-            # What comes with use is counted in full from the beginning, but not twice.
-            most = max(lodger.peak, min(lodger.loaded + told.grows, told.likely or lodger.loaded + told.grows))
+            # What comes with use is counted from the beginning, though some of it may have come already: it keeps
+            # nobody out who was seen to fit.
+            grown = min(lodger.loaded + told.grows, told.likely or lodger.loaded + told.grows)
+            most = max(lodger.peak, min(grown, self._alone(told) - MARGIN_BYTES))
             self._known[told.key] = max(most + MARGIN_BYTES, self._known.get(told.key, 0))
 
     def _remembered(self) -> dict[str, int]:

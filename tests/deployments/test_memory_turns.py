@@ -217,6 +217,18 @@ async def test_what_has_been_measured_counts_and_is_remembered(world, monkeypatc
     assert MemoryBroker("node", str(world.home))._known == {}
 
 
+async def test_what_may_come_with_use_keeps_nobody_out_who_was_seen_to_fit(world, monkeypatch) -> None:
+    monkeypatch.setattr(memory, "read_held", lambda pid: Held(70 * MIB, 70 * MIB))
+    monkeypatch.setattr(memory_broker, "SAMPLE_S", 0.0)
+    a, b = world.tenant("a", 10, likely=None), world.tenant("b", 40)
+    a._need = replace(a._need, grows=60 * MIB)
+    for _ in range(2):
+        await use(a, 0.2)
+        await use(b)
+    known = world.broker.real._known
+    assert known[key_of(replace(SPEC, model="a"))] == 100 * MIB
+
+
 async def test_a_replica_that_is_gone_has_no_room(world, monkeypatch) -> None:
     a, b = world.tenant("a", 60), world.tenant("b", 60)
     async with a.using():
