@@ -138,9 +138,9 @@ class MemoryBroker:
         if resident.state == ASLEEP and (lodger.leaving or lodger.closed):
             lodger.granted = lodger.leaving = lodger.closed = False
             lodger.held = lodger.peak = lodger.loaded = 0
-        elif lodger.leaving and resident.state == UP and (resident.busy or resident.waits or resident.idle_s < policy.IDLE_S):
-            # A request was quicker.
-            lodger.leaving = False
+        elif lodger.leaving and resident.state == UP:
+            # A request may have been quicker.
+            lodger.leaving = not (resident.busy or resident.waits or resident.idle_s < policy.IDLE_S)
         lodger.granted = lodger.granted or resident.state != ASLEEP
         if not resident.ready:
             lodger.ready_at = now

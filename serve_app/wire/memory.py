@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from serve_app.wire.message import Message, Reader
+from serve_app.wire.message import Message, MessageDecoder
 
 # What a worker is told: to be up, to be asleep, to leave if nothing is under way, to take nothing new and leave then,
 # and that there will never be room.
@@ -52,5 +52,5 @@ class TurnTold(Message, tag="turn-told:1", frozen=True):
     why: str = ""
 
 
-read_resident: Reader[Resident] = Reader(Resident)
-read_turn_told: Reader[TurnTold] = Reader(TurnTold)
+read_resident: MessageDecoder[Resident] = MessageDecoder(Resident)
+read_turn_told: MessageDecoder[TurnTold] = MessageDecoder(TurnTold)
