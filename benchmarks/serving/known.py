@@ -75,6 +75,10 @@ def known() -> list[Known]:
         Known("@cf/pico/pico-vision", "text-generation",
               {"prompt": "What do you see?", "image": _png64(looked), "max_tokens": 24, "temperature": 0},
               lambda r: _within(f"{thing.colour} {thing.kind}", r["response"])),
+        Known("@cf/pico/pico-describer", "image-to-text", {"image": _png64(looked), "max_tokens": 24, "temperature": 0},
+              lambda r: _within(f"{thing.colour} {thing.kind}", r["description"])),
+        Known("@cf/pico/pico-speaker", "text-to-speech", {"prompt": "Turn off the radio in the kitchen."},
+              lambda r: _sounds(base64.b64decode(r["audio"]))),
         Known(EMBED, "text-embeddings", {"text": texts}, lambda r: _near(r["data"])),
         Known("@cf/pico/pico-reranker", "reranking", {"query": "square root", "contexts": contexts},
               lambda r: _same(max(r["response"], key=lambda one: one["score"])["id"], 1)),
@@ -96,6 +100,11 @@ def known() -> list[Known]:
 
 def _same(got: Any, wanted: Any) -> str | None:
     return None if got == wanted else f"{got!r} instead of {wanted!r}"
+
+
+def _sounds(file: bytes) -> str | None:
+    """An MP3 of a second and more."""
+    return None if file[:3] == b"ID3" or file[:1] == b"\xff" and len(file) > 4000 else f"{len(file)} bytes, no MP3"
 
 
 def _within(wanted: str, text: str) -> str | None:
