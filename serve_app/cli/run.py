@@ -24,6 +24,7 @@ examples:
   serve-app run @cf/pico/pico-instruct                     a chat; /help lists its commands
   serve-app run @cf/openai/whisper --audio talk.wav        what is said in a file; --json for its times
   serve-app run @cf/pico/pico-shapes --image x.png
+  serve-app run @cf/pico/pico-describer "How many are there?" --image x.png
   serve-app run @cf/qwen/qwen2-audio "What is heard?" --audio talk.wav
   serve-app run @cf/pico/pico-speaker "Good morning." --out morning.mp3
   serve-app run @cf/black-forest-labs/flux-1-schnell "A lighthouse at dawn" --seed 7 --out lighthouse.jpg
@@ -111,7 +112,11 @@ def _run_files(arguments: argparse.Namespace, server: Server) -> int:
             return 1
         arguments.out.write_bytes(base64.b64decode(file))
         return 0
-    said = [] if arguments.json or not isinstance(result, dict) else [result.get(n) for n in ("text", "response")]
+    said = (
+        []
+        if arguments.json or not isinstance(result, dict)
+        else [result.get(name) for name in ("text", "response", "description")]
+    )
     text = next((text for text in said if isinstance(text, str)), None)
     print(json.dumps(result, indent=2) if text is None else text)
     return 0
