@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from io import BytesIO
 from typing import Any
 
+from serve_app.media import allowance
 from serve_app.media.errors import BadFile
 from serve_app.media.limits import MAX_SECONDS, SAMPLE_RATE, longest_s
 
+# Samples per second, and channels, of files: telephones have 8000, studios 192,000 and up to 16.
+RATES = (1000, 768_000)
+MAX_CHANNELS = 32
 TAKEN = "WAV, FLAC, MP3, Ogg, M4A or WebM"
 
 
@@ -50,10 +55,12 @@ def decode_audio(data: bytes, seconds: float | None = None) -> Iterator[bytes]:
             if not file.streams.audio:
                 raise BadFile("the file has no sound")
             stream = file.streams.audio[0]
+            _check(stream.codec_context)
             if seconds is not None and _says(name, stream) > asked + 1:
                 raise BadFile(_too_long(asked, most))
             resampler = AudioResampler(format="s16", layout="mono", rate=SAMPLE_RATE)
             for frame in _frames(file, stream):
+                allowance.more(allowance.SOUND_S * (frame.samples / frame.sample_rate if frame else 0))
                 for piece in resampler.resample(frame):
                     samples += piece.samples
                     if samples > asked * SAMPLE_RATE:
@@ -84,7 +91,28 @@ def _too_long(asked: float, most: int) -> str:
     return f"the sound is longer than the {most} seconds that a file of its size may hold; send it as WAV or MP3"
 
 
+def _check(sound: Any) -> None:
+    """Raises :class:`BadFile` for what no recording has; the resampler would work on it for long, or not at all."""
+    # 0 is what nothing was found of; FFmpeg refuses that itself.
+    if sound.sample_rate and not RATES[0] <= sound.sample_rate <= RATES[1]:
+        raise BadFile(f"the sound has {sound.sample_rate} samples a second; {RATES[0]} to {RATES[1]} are taken")
+    if sound.layout.nb_channels > MAX_CHANNELS:
+        raise BadFile(f"the sound has {sound.layout.nb_channels} channels; at most {MAX_CHANNELS} are taken. Mix them")
+
+
+def _check_numbers(frame: Any) -> None:
+    """Of a file of floating-point numbers. Raises :class:`BadFile` for one that is infinite or none (NaN)."""
+    kind = "d" if frame.format.name.startswith("dbl") else "f"
+    for plane in frame.planes:
+        if not math.isfinite(sum(memoryview(plane).cast("B").cast(kind))):
+            raise BadFile("the sound has samples that are infinite or no numbers; write it anew, from -1 to 1")
+
+
 def _frames(file: Any, stream: Any) -> Iterator[Any]:
     """The frames, and None at the end, which has the resampler give what it holds back."""
-    yield from file.decode(stream)
+    numbers = stream.codec_context.name.startswith("pcm_f")
+    for frame in file.decode(stream):
+        if numbers:
+            _check_numbers(frame)
+        yield frame
     yield None

@@ -159,6 +159,9 @@ class _Lost(RuntimeError):
         self.ended, self.killed = ended, killed
 
 
+_LONG = "it takes far more processor time to decode than good files of its size do; save it anew"
+
+
 class _Process:
     def __init__(self) -> None:
         # What it needs is on the same path as what this process has loaded.
@@ -188,18 +191,23 @@ class _Process:
                     raise BrokenPipeError
                 line += piece
         except BrokenPipeError:
+            ended = self._ended()
+            if ended == -signal.SIGPROF:
+                log.warning("a process that decodes has ended: a file took more processor time than it is allowed")
+                raise _Lost(_LONG) from None
             log.warning("a process that decoded a file has ended")
             text = f"it can't be decoded within {MEMORY_BYTES >> 20} MiB of memory, or is damaged"
-            raise _Lost(text, ended=True, killed=self._killed()) from None
+            raise _Lost(text, ended=True, killed=ended == -signal.SIGKILL) from None
         except TimeoutError:
             log.warning("a process that decodes is ended: it took longer than %g s", seconds)
             raise _Lost(f"it can't be decoded within {seconds:g} seconds") from None
         return dict(json.loads(line))
 
-    def _killed(self) -> bool:
+    def _ended(self) -> int | None:
+        """How it has; None: it has not."""
         with suppress(subprocess.TimeoutExpired):
-            return self._process.wait(1.0) == -signal.SIGKILL
-        return False
+            return self._process.wait(1.0)
+        return None
 
     def _send(self, data: bytes, until: float) -> None:
         assert self._process.stdin is not None
