@@ -9,9 +9,12 @@ from random import Random
 import httpx
 import pytest
 
+from tests.media.files import sound
+from tests.media.hostile import hostile_pictures, hostile_sounds
 from training.looking import draw
 
 VISION, DESCRIBER = "@cf/pico/pico-vision", "@cf/pico/pico-describer"
+SHAPES, HEARING = "@cf/pico/pico-shapes", "@cf/pico/pico-hearing"
 
 
 @pytest.fixture
@@ -101,3 +104,17 @@ def test_what_is_no_picture_is_refused_and_a_model_that_does_not_see_says_so(roo
     assert status == 400 and "not fetched" in told
     status, told = answer("@cf/pico/pico-instruct", f"data:image/png;base64,{shown[0]}")
     assert status == 400 and "send text parts" in told
+
+
+@pytest.mark.parametrize("model", [DESCRIBER, SHAPES, HEARING])
+def test_files_that_would_take_long_or_much_are_refused_and_the_next_is_answered(stack, root, shown, model) -> None:
+    """Raw bodies, decoded beside the gateway and beside the workers."""
+    where = f"{stack.api}/run/{model}"
+    sounds = model == HEARING
+    good = sound(1.0) if sounds else base64.b64decode(shown[0])
+    headers = {"Content-Type": "application/octet-stream"}
+    assert root.post(where, content=good, headers=headers, timeout=180).status_code == 200
+    for name, data in (hostile_sounds() if sounds else hostile_pictures()).items():
+        told = root.post(where, content=data, headers=headers)
+        assert told.status_code == 400 and told.json()["errors"][0]["code"] == 5006, (name, told.text[:200])
+    assert root.post(where, content=good, headers=headers).status_code == 200
