@@ -14,6 +14,7 @@ from PIL import Image
 
 from serve_app.wire.generate import Failed
 from tests.media.files import bad_pictures, picture
+from tests.media.hostile import hostile_pictures
 from tests.predict.conftest import call, saved
 
 TEXT = {
@@ -128,7 +129,8 @@ async def test_bad_pictures_are_refused_and_good_ones_go_on(work, tmp_path):
     worker = work(
         "image-classification", saved(model_class(config_class(**fields)), tmp_path / "model", processor_class)
     )
-    files = [file for pair in zip(bad_pictures().values(), [picture()] * 99, strict=False) for file in pair]
+    bad = [*bad_pictures().values(), *hostile_pictures().values()]
+    files = [file for each in bad for file in (each, picture())]
     told = await asyncio.gather(*(worker.predict(call(file)) for file in files))
     for bad, good in zip(told[::2], told[1::2], strict=True):
         assert isinstance(bad, Failed) and bad.refused and bad.error.startswith("image: ")

@@ -18,6 +18,7 @@ from serve_app.predict.speech.segments import split
 from serve_app.predict.speech.spectrum import Spectrum
 from serve_app.wire.generate import Failed
 from tests.media.files import bad_sounds
+from tests.media.hostile import hostile_sounds
 from tests.predict.conftest import call
 
 
@@ -165,7 +166,9 @@ async def test_what_a_model_can_not_do_and_bad_sounds_are_refused(work, tmp_path
     refused = await worker.predict(call(wav(noise(0.5, 1)), prompt="red <|endoftext|>"))
     assert isinstance(refused, Failed) and "control tokens" in refused.error
     assert json.loads((await worker.predict(call(wav(noise(0.5, 1)), language="en"))).results[0])["language"] == "en"
-    told = await asyncio.gather(*(worker.predict(call(data)) for data in bad_sounds().values()))
+    told = await asyncio.gather(
+        *(worker.predict(call(data)) for data in [*bad_sounds().values(), *hostile_sounds().values()])
+    )
     assert all(isinstance(found, Failed) and found.error.startswith("audio: ") for found in told)
 
 
