@@ -102,9 +102,10 @@ def _check(sound: Any) -> None:
 
 def _check_numbers(frame: Any) -> None:
     """Of a file of floating-point numbers. Raises :class:`BadFile` for one that is infinite or none (NaN)."""
-    kind = "d" if frame.format.name.startswith("dbl") else "f"
+    double = frame.format.name.startswith("dbl")
     for plane in frame.planes:
-        if not math.isfinite(sum(memoryview(plane).cast("B").cast(kind))):
+        view = memoryview(plane).cast("B")
+        if not math.isfinite(sum(view.cast("d") if double else view.cast("f"))):
             raise BadFile("the sound has samples that are infinite or no numbers; write it anew, from -1 to 1")
 
 
