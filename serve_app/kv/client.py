@@ -21,7 +21,8 @@ from serve_app.kv.directory import get_or_create_directory
 from serve_app.kv.export import ExportBuffer
 from serve_app.kv.keys import BLOCK_TOKENS, CHUNK_TOKENS
 from serve_app.kv.news import PoolNews
-from serve_app.kv.pool import NAMESPACE, PoolOptions, get_or_create_pool, pool_name
+from serve_app.kv.nodes import pool_name
+from serve_app.kv.pool import NAMESPACE, PoolOptions, get_or_create_pool
 from serve_app.wire.publish import ChunkFields, PublishCall
 
 log = logging.getLogger(__name__)

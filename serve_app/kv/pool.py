@@ -28,7 +28,9 @@ from serve_app.kv.directory import DirectoryFeed
 from serve_app.kv.disk import DiskTier
 from serve_app.kv.index import GUARANTEED, ChunkIndex, Evicted, Pins
 from serve_app.kv.news import Departures, PoolNews
+from serve_app.kv.nodes import may_go, object_store_bytes, pool_name
 from serve_app.kv.spill import COLD_S, Spill
+from serve_app.kv.vacancy import leave_when_empty
 from serve_app.ray_private.fork_server import forked
 from serve_app.wire.publish import read_publish_call
 
@@ -72,8 +74,11 @@ class KVPool:
         export_timeout_s: float = 30.0,
         lease_s: float = 10.0,
         concurrent_exports: int = 4,
+        may_leave: bool = False,
     ) -> None:
         logs.set_up("kv pool")
+        self._may_leave = may_leave
+        self._leaving: asyncio.Task[None] | None = None
         self._node_id = node_id
         self._index = ChunkIndex(limit_bytes, options.guaranteed)
         self._export_timeout_s = export_timeout_s
@@ -339,12 +344,18 @@ class KVPool:
             self._feed.changed(added, removed)
 
     def _start(self) -> None:
-        # Not in __init__: the actor's loop runs coroutines only after construction, and again after a
-        # restart.
+        # Not in __init__: the actor's loop runs coroutines only after construction, and again after a restart.
         if self._feed is not None:
             self._feed.start()
         if self._spill is not None:
             self._spill.start()
+        if self._may_leave and self._leaving is None:
+            leave = ray.get_runtime_context().current_actor.leave.remote
+            self._leaving = asyncio.ensure_future(leave_when_empty(leave))
+
+    async def leave(self) -> None:
+        """Ends the pool for good; one that is killed is started again."""
+        ray.actor.exit_actor()
 
 
 def _moved(pieces: Sequence[Piece]) -> Counter[str]:
@@ -358,18 +369,6 @@ def _moved(pieces: Sequence[Piece]) -> Counter[str]:
 
 async def _value(ref: Any) -> Any:
     return await ref
-
-
-def pool_name(node_id: str) -> str:
-    return f"kvpool:{node_id}"
-
-
-def object_store_bytes(node_id: str) -> int:
-    """Size of a node's object store; 0 if there is no such node."""
-    for node in ray.nodes():
-        if node["NodeID"] == node_id and node["Alive"]:
-            return int(node["Resources"].get("object_store_memory", 0))
-    return 0
 
 
 def get_or_create_pool(node_id: str, options: PoolOptions = PoolOptions()) -> Any:  # noqa: B008 - frozen
@@ -397,4 +396,4 @@ def get_or_create_pool(node_id: str, options: PoolOptions = PoolOptions()) -> An
         scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
         **forked(with_torch=False),
     )
-    return actor.remote(node_id, limit_bytes, options)
+    return actor.remote(node_id, limit_bytes, options, may_leave=may_go(node_id))

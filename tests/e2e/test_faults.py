@@ -201,7 +201,8 @@ def test_draft_worker_killed_while_it_drafts(stack, run, undisturbed):
 
 
 def test_pool_killed(stack, run, undisturbed):
-    from serve_app.kv.pool import NAMESPACE, pool_name
+    from serve_app.kv.nodes import pool_name
+    from serve_app.kv.pool import NAMESPACE
 
     node = ray.get_runtime_context().get_node_id()
     body = {"prompt": "What does the pool hold when it has been killed?", "temperature": 0, "max_tokens": 10}

@@ -6,7 +6,8 @@ import pytest
 import ray
 
 from serve_app.kv.client import KVClient
-from serve_app.kv.pool import get_or_create_pool, pool_name
+from serve_app.kv.nodes import pool_name
+from serve_app.kv.pool import get_or_create_pool
 from tests.kv.producing import ALONE, BIG, alive
 from tests.waiting import wait_for
 

@@ -8,7 +8,8 @@ import uuid
 import ray
 
 from serve_app.kv.export import ExportBuffer
-from serve_app.kv.pool import PoolOptions, pool_name
+from serve_app.kv.nodes import pool_name
+from serve_app.kv.pool import PoolOptions
 from tests.kv.chunks import LAYOUT, cut, payload, prompt_keys, root
 
 MB = 1024 * 1024

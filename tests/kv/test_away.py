@@ -9,7 +9,7 @@ import signal
 import pytest
 import ray
 
-from serve_app.kv.pool import pool_name
+from serve_app.kv.nodes import pool_name
 from tests.kv.producing import alive, end, fetch, lost, produce, prompt
 from tests.waiting import until, wait_for
 

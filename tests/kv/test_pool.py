@@ -13,7 +13,8 @@ from ray.exceptions import RayError
 
 from serve_app.kv.client import KVClient
 from serve_app.kv.directory import DirectoryFeed, chunk_names, get_or_create_directory
-from serve_app.kv.pool import KVPool, PoolOptions, get_or_create_pool, object_store_bytes, pool_name
+from serve_app.kv.nodes import object_store_bytes, pool_name
+from serve_app.kv.pool import KVPool, PoolOptions, get_or_create_pool
 from serve_app.wire.publish import ChunkFields, PublishCall
 from tests.kv.chunks import LAYOUT, cut, payload, prompt_keys, root
 from tests.kv.producing import ALONE, BIG, MB, Worker, alive, end, fetch, lost, produce, prompt

@@ -7,7 +7,8 @@ import pytest
 import ray
 
 from serve_app.kv.client import KVClient
-from serve_app.kv.pool import PoolOptions, get_or_create_pool, pool_name
+from serve_app.kv.nodes import pool_name
+from serve_app.kv.pool import PoolOptions, get_or_create_pool
 from tests.kv.chunks import cut, payload, root
 from tests.kv.producing import BIG, MB, Worker, alive, end, fetch, produce, prompt
 from tests.waiting import until, wait_for

@@ -13,7 +13,8 @@ import ray
 from ray.exceptions import RayError
 
 from serve_app.kv.cached_tokens import FOUND
-from serve_app.kv.pool import NAMESPACE, PoolOptions, get_or_create_pool, pool_name
+from serve_app.kv.nodes import pool_name
+from serve_app.kv.pool import NAMESPACE, PoolOptions, get_or_create_pool
 from tests.e2e.conftest import CHAT
 from tests.e2e.pair.client import body, prompt, text
 from tests.e2e.pair.deployment import BLOCKS
