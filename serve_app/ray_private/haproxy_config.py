@@ -10,6 +10,7 @@ no time for headers       10 s for a request's headers, 75 s for an idle connect
                           for long. A stream under way has neither bound
 4,096 connections         16,384, or as many as the limit on open files allows; of one address at most half of them
 ``/-/routes``             404: it tells without a key what is served
+all versions of HTTP      505 for those that no gateway reads, in the envelope
 all methods, ``*``        405 for those that HTTP servers know nothing of and for ``OPTIONS *``, 400 for WebSockets of
                           any path but ``/realtime``: all in the envelope
 no address of clients     ``x-serve-app-client`` is the client's address, whatever the client sends under that name
@@ -69,6 +70,11 @@ def no_method() -> bytes:
     return _body(7001, "invalid_request_error", f"This method is not available here; use {METHODS}.")
 
 
+def no_version() -> bytes:
+    """The body of a 505."""
+    return _body(5006, "invalid_request_error", "This version of HTTP is not known here; use HTTP/1.1.")
+
+
 def no_websockets() -> bytes:
     """The body of a 400."""
     said = 'This path has no WebSocket. Send an HTTP request; with "stream": true it is answered by events.'
@@ -87,6 +93,7 @@ def _edge(folder: Path, most: int) -> list[str]:
         "    tcp-request connection track-sc0 src",
         "    http-request set-header x-serve-app-client %[src]",
         f"    tcp-request connection reject if {{ sc0_conn_cur gt {most // 2} }}",
+        refuse(505, "no_version.json") + "!{ req.ver 1.0 1.1 2.0 }",
         refuse(405, "no_method.json", f' hdr allow "{METHODS}"') + "!{ method GET HEAD POST PUT PATCH DELETE OPTIONS }",
         refuse(405, "no_method.json", f' hdr allow "{METHODS}"') + "{ url * }",
         refuse(400, "no_websockets.json") + "{ req.hdr(upgrade) -i -m sub websocket } !{ path_end /v1/realtime }",
@@ -156,8 +163,8 @@ def for_stand_in(config: str) -> str:
 def main(path: Path) -> None:
     folder = path.parent
     (folder / "unavailable.http").write_bytes(unavailable())
-    for name, body in (("no_route", no_route()), ("no_method", no_method()), ("no_websockets", no_websockets())):
-        (folder / f"{name}.json").write_bytes(body)
+    for body in (no_route, no_method, no_version, no_websockets):
+        (folder / f"{body.__name__}.json").write_bytes(body())
     config = corrected(path.read_text(), folder)
     before = folder / "stand-in.cfg"
     if re.search(r"^\s*use_backend ", config, flags=re.M):

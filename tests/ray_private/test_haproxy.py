@@ -33,7 +33,8 @@ def test_its_own_answer_is_one_of_ours() -> None:
     assert headers["Content-Type"] == "application/json" and wait_told(headers) == haproxy_config.RETRY_AFTER_S
     assert int(headers["Content-Length"]) == len(body)
     like = openai_body(ModelLoading("@cf/a/b", retry_after=2.0))
-    others = (haproxy_config.no_route(), haproxy_config.no_method(), haproxy_config.no_websockets())
+    config = haproxy_config
+    others = (config.no_route(), config.no_method(), config.no_version(), config.no_websockets())
     for shown in map(json.loads, (body, *others)):
         assert shown.keys() == like.keys() and shown["error"].keys() == like["error"].keys()
     assert json.loads(body)["errors"][0]["code"] == like["errors"][0]["code"]
@@ -161,6 +162,8 @@ WEBSOCKET = (
         (WEBSOCKET.format(path="/v1/chat/completions"), 400, 5006),
         (WEBSOCKET.format(path="/v1/realtime/x"), 400, 5006),
         ("GET /-/routes HTTP/1.1", 404, 7003),
+        ("GET / HTTP/3.7", 505, 5006),
+        ("GET /health HTTP/2.1", 505, 5006),
     ],
 )
 def test_what_haproxy_refuses_is_in_the_envelope(edge, head, status, code) -> None:
