@@ -21,7 +21,7 @@ from benchmarks.serving.processes import descendants, name_of
 from benchmarks.serving.stack import Server
 from benchmarks.serving.turns import Sampler, memory_of, take_turns
 from tests.conftest import _free_port
-from tests.waiting import until
+from tests.waiting import until, wait_for
 
 pytestmark = pytest.mark.slow
 # Of these two fit beside each other.
@@ -96,9 +96,15 @@ def test_a_model_that_can_never_fit_is_refused_by_name(machine) -> None:
 def test_what_is_held_is_shown(machine, asked) -> None:
     assert asked[0].ask(machine.url, machine.key) is None
     model = asked[0].model
-    node = memory_of(machine)
-    [worker] = [each for each in node["workers"] if each["model"] == model]
-    assert worker["state"] == "up" and worker["needs_bytes"] <= node["reserved_bytes"] <= node["budget_bytes"]
+
+    def shown() -> tuple[dict, dict] | None:
+        """The gateway's copy of what the broker knows: it may be a second or more older than the answer."""
+        node = memory_of(machine)
+        [worker] = [each for each in node["workers"] if each["model"] == model]
+        return (node, worker) if worker["state"] == "up" else None
+
+    node, worker = wait_for(shown, 30)
+    assert worker["needs_bytes"] <= node["reserved_bytes"] <= node["budget_bytes"]
     lines = get(machine, "/metrics").decode().splitlines()
     told = {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[:1] != "#")}
     assert told["serve_app_memory_budget_bytes"] == 420 << 20
