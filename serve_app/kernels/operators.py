@@ -23,3 +23,4 @@ class Operators:
     draw_truncated: Callable[..., None] | None
     # What adds the deltas of adapters to a linear's result; None: torch's products, one adapter after the other.
     add_deltas: Callable[..., None] | None
+    mix_experts: Callable[..., Tensor]

@@ -48,7 +48,7 @@ def _checked(device: torch.device) -> tuple[Operators, str]:
 
 def triton_operators() -> Operators:
     """The Triton kernels, unchecked. Raises ImportError without triton."""
-    from serve_app.kernels.gpu import adapters, attention, fused, sampling
+    from serve_app.kernels.gpu import adapters, attention, experts, fused, sampling
 
     return Operators(
         "triton",
@@ -60,4 +60,5 @@ def triton_operators() -> Operators:
         fused.quantize_rows,
         sampling.draw_truncated,
         adapters.add_deltas,
+        experts.mix_experts,
     )

@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from serve_app.kernels.experts import Experts
 from serve_app.kernels.library.selftest import RandomBatch, random_batch
 from serve_app.kernels.linear.base import PlainLinear
 from serve_app.kernels.linear.delta import AdapterLinear, Rows
 from serve_app.kernels.linear.device_delta import DeviceAdapterLinear
 from serve_app.kernels.linear.tiles import Tiles
+from serve_app.kernels.mixture import Gate
 from serve_app.kernels.operators import Operators
 from serve_app.kernels.reference.operators import TORCH
 
@@ -45,7 +47,7 @@ def check(found: Operators, device: torch.device) -> float:
     worst = 0.0
     for dtype in TOLERANCE:
         worst = max(worst, check_attention(found, dtype, device), check_fused(found, dtype, device))
-        worst = max(worst, check_adapters(found, dtype, device))
+        worst = max(worst, check_adapters(found, dtype, device), check_experts(found, dtype, device))
     check_drawing(found, device)
     return worst
 
@@ -126,6 +128,42 @@ def check_adapters(found: Operators, dtype: torch.dtype, device: torch.device) -
     got, want = (linear(x, dataclasses.replace(batch)) for linear in linears)
     part, wanted = (linear(x[some], dataclasses.replace(batch), some) for linear in linears)
     return max(_compare("adapters", got, want), _compare("adapters of some rows", part, wanted))
+
+
+def check_experts(found: Operators, dtype: torch.dtype, device: torch.device) -> float:
+    """Few rows, for which a tile is the whole batch, and many, which are sorted by expert; weights that lie as they are
+    multiplied, and transposed ones with gates and ups in turn, with biases and limits.
+    """
+    worst = 0.0
+    generator = torch.Generator().manual_seed(4)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator) * shape[-1] ** -0.5
+
+    count, width, hidden, choices = 5, 40, 72, 2
+    joined, downs = random(count, 2 * width, hidden), random(count, hidden, width)
+    crossed, biases, last = random(count, hidden, 2 * width), random(count, 2 * width), random(count, hidden)
+    plain = [joined[:, :width], joined[:, width:], downs, None, None, None]
+    turned = [*(crossed[..., half::2].transpose(1, 2) for half in (0, 1)), random(count, width, hidden).transpose(1, 2),
+              biases[:, ::2], biases[:, 1::2], last]  # fmt: skip
+    for weights, activation in ((plain, Gate()), (turned, Gate(1.702, 0.5))):
+        cast = [None if weight is None else weight.to(dtype) for weight in weights]
+        on_device = [None if weight is None else _moved(weight, device) for weight in cast]
+        for rows in (1, 19, 150):
+            x = torch.randn(rows, hidden, generator=generator).to(dtype)
+            scores, index = torch.rand(rows, count - 1, generator=generator).topk(choices)  # nobody chooses the last
+            want = TORCH.mix_experts(x, index, scores, Experts(*cast, activation))
+            moved = (each.to(device) for each in (x, index, scores))
+            got = found.mix_experts(*moved, Experts(*on_device, activation)).cpu()
+            worst = max(worst, _compare("experts", got, want))
+    return worst
+
+
+def _moved(weight: Tensor, device: torch.device) -> Tensor:
+    """On ``device`` with the same strides; ``to`` makes views dense."""
+    whole = torch.empty(sum((n - 1) * s for n, s in zip(weight.shape, weight.stride(), strict=True)) + 1,
+                        dtype=weight.dtype, device=device)  # fmt: skip
+    return whole.as_strided(weight.shape, weight.stride()).copy_(weight)
 
 
 def check_drawing(found: Operators, device: torch.device) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from serve_app.kernels.linear.fp8 import quantize_rows
 from serve_app.kernels.operators import Operators
 from serve_app.kernels.reference.attention import paged_attention_torch, write_kv_torch
+from serve_app.kernels.reference.experts import mix_experts
 
 
 def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -63,5 +64,6 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
 
 TORCH = Operators(
-    "torch", add_rms_norm, rotate_and_write, swiglu, paged_attention_torch, write_kv_torch, quantize_rows, None, None
-)
+    "torch", add_rms_norm, rotate_and_write, swiglu, paged_attention_torch, write_kv_torch, quantize_rows, None, None,
+    mix_experts,
+)  # fmt: skip

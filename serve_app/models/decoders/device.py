@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from serve_app.kernels.linear.base import Linear, PlainLinear
 from serve_app.kernels.linear.fp8 import Fp8Linear
 from serve_app.kernels.operators import Operators
 from serve_app.kernels.shapes import check_decoder
+from serve_app.models.decoders.device_mixture import DeviceMixture
 from serve_app.models.linears import Plug, plugged
 
 if TYPE_CHECKING:
@@ -38,9 +39,11 @@ class DeviceLayer:
     k_norm: tuple[Tensor, float] | None
     o: Linear
     post_norm: NormWeight
-    gate_up: Linear
-    down: Linear
-    options: dict[str, float | int | None]  # of attention
+    # A layer has both of these, or a mixture.
+    gate_up: Linear | None
+    down: Linear | None
+    mixture: DeviceMixture | None
+    options: dict[str, Any]  # of attention
 
 
 class DeviceForward:
@@ -64,7 +67,7 @@ class DeviceForward:
         def make(weight: LinearWeight, linear: MakeLinear = linear) -> Linear:
             return plugged(plug, weight, linear(*fuse(weight, owners)))
 
-        self.layers = [_layer(layer, make) for layer in parts.layers]
+        self.layers = [_layer(layer, operators, make) for layer in parts.layers]
         # The head is not rounded to fewer bits: that decides between tokens directly.
         self.head = make(parts.head, head)
         # To the end from the start: a table that grows would move under a captured graph.
@@ -105,11 +108,16 @@ class DeviceForward:
             del heads
             normed, x = operators.add_rms_norm(x, added, layer.post_norm.weight, layer.post_norm.eps)
             del added
-            inner = layer.gate_up(normed, batch, held)
-            del normed
-            inner = operators.swiglu(inner)
-            delta = layer.down(inner, batch, held)
-            del inner
+            if layer.mixture is not None:
+                delta = layer.mixture(normed, batch, held)
+                del normed
+            else:
+                assert layer.gate_up is not None and layer.down is not None
+                inner = layer.gate_up(normed, batch, held)
+                del normed
+                inner = operators.swiglu(inner)
+                delta = layer.down(inner, batch, held)
+                del inner
             if batch.embeddings is not None and held is None and batch.embeddings.feeds(index, x.shape[1]):
                 x, delta = batch.embeddings.add_behind(index, x + delta), None
         if batch.capture is not None:
@@ -158,12 +166,10 @@ def linears_for(device: torch.device, operators: Operators) -> tuple[MakeLinear,
     return make, lambda: str(few_rows.choose(made))
 
 
-def _layer(layer: DecoderLayer, make: Callable[[LinearWeight], Linear]) -> DeviceLayer:
+def _layer(layer: DecoderLayer, operators: Operators, make: Callable[[LinearWeight], Linear]) -> DeviceLayer:
     def norm(found: NormWeight | None) -> tuple[Tensor, float] | None:
         return None if found is None else (found.weight, found.eps)
 
-    if layer.gate_up is None or layer.down is None:
-        raise ValueError("experts are not part of this pass; keep the model's own")
     return DeviceLayer(
         input_norm=layer.input_norm,
         qkv=make(layer.qkv),
@@ -171,9 +177,13 @@ def _layer(layer: DecoderLayer, make: Callable[[LinearWeight], Linear]) -> Devic
         k_norm=norm(layer.k_norm),
         o=make(layer.o),
         post_norm=layer.post_norm,
-        gate_up=make(layer.gate_up),
-        down=make(layer.down),
-        options={"scale": layer.scale, "window": layer.window or None, "softcap": layer.softcap or None},
+        gate_up=None if layer.gate_up is None else make(layer.gate_up),
+        down=None if layer.down is None else make(layer.down),
+        mixture=None if layer.mixture is None else DeviceMixture(layer.mixture, operators, make),
+        options={
+            "scale": layer.scale, "window": layer.window or None, "softcap": layer.softcap or None,
+            "sinks": layer.sinks,
+        },
     )
 
 

@@ -14,13 +14,13 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from serve_app.kernels.gpu import adapters, attention, few_rows, flash, fused, plan, sampling
+from serve_app.kernels.gpu import adapters, attention, experts, few_rows, flash, fused, plan, sampling
 
 CAPABILITY = int(sys.argv[1])
 # Of attention two sizes only, and nothing in 8 bits.
 FEW = "few" in sys.argv
 TARGET = GPUTarget("cuda", CAPABILITY, 32)
-FLOATS = {"scale", "softcap", "eps"}
+FLOATS = {"scale", "softcap", "eps", "alpha", "limit"}
 # Strides that a cache of more than 2**31 elements a layer has.
 FAR = {"kv_plane": "i64", "copy_plane": "i64"}
 
@@ -73,7 +73,33 @@ def few(most: int, tile: few_rows.Tile) -> None:
     build(name, few_rows._few_rows, kinds, {**constants, "BLOCK_M": tile.rows, "WIDE": False}, **options)
 
 
+def mixture(rows: int, dtype: str = "bf16", turned: bool = False) -> None:
+    """Both products of Qwen3-30B-A3B's experts; ``turned``: as gpt-oss's weights lie, with biases and limits."""
+    tile, direct = experts.choose_tile(rows, 8, 128, 4 if dtype == "fp32" else 2)
+    kinds = dict.fromkeys(("x", "gate", "up", "gate_bias", "up_bias", "inner", "down", "bias", "each"), f"*{dtype}")
+    kinds |= dict.fromkeys(("index", "order", "starts", "firsts"), "*i64")
+    constants = dict(BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, CHOICES=8, CHOICES_PADDED=8, EXPERTS=128,
+                     EXPERTS_PADDED=128, DIRECT=direct, WIDE=False, BIASED=turned)  # fmt: skip
+    constants["of_output" if turned else "of_input"] = 1
+    options = dict(num_warps=tile.warps, num_stages=tile.stages)
+    name = f"experts {dtype} {rows}{' turned' if turned else ''}"
+    build(f"down {name}", experts._down, kinds, constants, **options)
+    if turned:
+        del constants["of_output"]  # gates and ups in turn
+    build(f"gate up {name}", experts._gate_up, kinds, {**constants, "LIMITED": turned}, **options)
+
+
 def main() -> None:
+    mixture(1)
+    if not FEW:
+        for rows in (64, 200, 512, 8192):
+            mixture(rows)
+        mixture(4, turned=True)
+        mixture(8192, turned=True)
+        mixture(4, "fp32")
+        mixture(100, "fp32")
+    sums = dict(each="*bf16", weights="*fp32", out="*bf16")
+    build("sum of choices", experts._sum_choices, sums, dict(CHOICES=8, BLOCK=1024))
     for shape in ((1, 4, 128), (512, 4, 128)):
         attend("bf16", "bf16", *shape)
     if not FEW:

@@ -2,25 +2,28 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+# Of these, products take the tensor cores.
+TENSOR_CORES = re.compile("attend bf16|experts bf16")
 ROOT = Path(__file__).parents[3]
 # Bytes of shared memory that a block may have, on the smallest GPU that runs the code (8.6 and 8.9 have less than 8.0).
 SHARED_MEMORY = {90: 227 << 10, 80: 99 << 10}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("capability", "count"), [(90, 25), (80, 16)])
+@pytest.mark.parametrize(("capability", "count"), [(90, 44), (80, 35)])
 def test_every_kernel_compiles_in_every_size(capability: int, count: int, tmp_path: Path) -> None:
     check(count, tmp_path, str(capability))
 
 
 def test_every_kernel_compiles(tmp_path: Path) -> None:
-    check(13, tmp_path, "90", "few")
+    check(16, tmp_path, "90", "few")
 
 
 def check(count: int, tmp_path: Path, *arguments: str) -> None:
@@ -37,4 +40,4 @@ def check(count: int, tmp_path: Path, *arguments: str) -> None:
         assert kernel["shared"] <= SHARED_MEMORY[capability], kernel
         assert not kernel["spills"], kernel
         # float32 is multiplied exactly, and tensor cores round to fewer bits.
-        assert kernel["tensor_cores"] or "attend bf16" not in kernel["name"], kernel
+        assert kernel["tensor_cores"] or not TENSOR_CORES.search(kernel["name"]), kernel

@@ -1,0 +1,49 @@
+"""Routed experts in Triton against torch, by the same check that a GPU runs, and what a captured graph counts on."""
+
+import pytest
+import torch
+
+from serve_app.kernels.experts import Experts
+from serve_app.kernels.gpu import selftest
+from serve_app.kernels.mixture import Gate
+from serve_app.kernels.reference.operators import TORCH
+from tests.variants import some
+
+
+@pytest.mark.parametrize("dtype", some(selftest.TOLERANCE, torch.float32, torch.bfloat16))
+def test_equal_to_torch(dtype: torch.dtype, device: torch.device) -> None:
+    from serve_app.kernels.gpu.backend import triton_operators
+
+    allowed = 1e-5 if dtype == torch.float32 else selftest.TOLERANCE[dtype]
+    assert selftest.check_experts(triton_operators(), dtype, device) < allowed
+
+
+@pytest.mark.parametrize("rows", [7, 70])
+@pytest.mark.parametrize("one", [True, False])
+def test_any_routing_fits_the_grid(rows: int, one: bool, device: torch.device) -> None:
+    """All rows choose the same experts, or rows choose as differently as they can: the grid is the same."""
+    from serve_app.kernels.gpu.experts import mix_experts
+
+    torch.manual_seed(0)
+    gate, up, down = (torch.randn(6, *size, device=device) * 0.2 for size in ((16, 24), (16, 24), (24, 16)))
+    experts = Experts(gate, up, down, None, None, None, Gate())
+    x, weights = torch.randn(rows, 24, device=device), torch.rand(rows, 2, device=device)
+    first = torch.full((rows,), 4) if one else torch.arange(rows) % 6
+    index = torch.stack([first, (first + 1) % 6], 1).to(device)
+    got = mix_experts(x, index, weights, experts)
+    torch.testing.assert_close(got, TORCH.mix_experts(x, index, weights, experts), atol=1e-5, rtol=1e-5)
+    assert torch.equal(got, mix_experts(x, index, weights, experts))
+
+
+@pytest.mark.parametrize("block", [16, 64])
+def test_tiles_hold_every_pair_once(block: int) -> None:
+    from serve_app.kernels.gpu.experts import sort_pairs
+
+    for experts, choices, rows in ((8, 2, 100), (128, 8, 70), (4, 4, 65)):
+        scores = torch.rand(rows, experts, generator=torch.Generator().manual_seed(rows))
+        index = scores.topk(choices).indices
+        order, starts, firsts, most = sort_pairs(index, experts, block)
+        assert order.sort().values.tolist() == list(range(rows * choices))
+        assert firsts[-1] <= most and starts[-1] == rows * choices
+        for expert in range(experts):
+            assert (index.reshape(-1)[order[starts[expert] : starts[expert + 1]]] == expert).all()
