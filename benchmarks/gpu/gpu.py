@@ -58,13 +58,18 @@ def plan(device: str, quick: bool) -> dict[str, Any]:
 
 
 def parameters_of(path: Path) -> tuple[int, int, int, int]:
-    """Parameters outside of the embedding and the head, layers, heads and head size."""
+    """Parameters outside of the embedding and the head that a row is multiplied with, layers, heads and head size."""
     config = json.loads((path / "config.json").read_text())
     hidden, layers = config["hidden_size"], config["num_hidden_layers"]
     heads = config["num_attention_heads"]
     dim = config.get("head_dim") or hidden // heads
     attention = hidden * dim * (2 * heads + 2 * config["num_key_value_heads"])
-    return layers * (attention + 3 * hidden * config["intermediate_size"]), layers, heads, dim
+    if experts := config.get("num_experts"):
+        inner = config["num_experts_per_tok"] * config["moe_intermediate_size"]
+        attention += experts * hidden  # the router
+    else:
+        inner = config["intermediate_size"]
+    return layers * (attention + 3 * hidden * inner), layers, heads, dim
 
 
 def judge(found: dict[str, Any], path: Path, machine: dict[str, Any]) -> dict[str, float]:

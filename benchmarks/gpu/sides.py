@@ -145,16 +145,23 @@ class Ours:
 
 
 def bytes_read(model: Any, path: Path) -> int:
-    """Of weights in a decode step: all but the embedding, of which only rows are read."""
+    """Of weights in a decode step of one row: all but the embedding, of which only rows are read, and experts that are
+    not chosen.
+    """
     from serve_app.models.decoders.device import DeviceForward
 
     if isinstance(model.forward, DeviceForward):
-        linears = [x for n in model.forward.layers for x in (n.qkv, n.o, n.gate_up, n.down)]
+        layers = model.forward.layers
+        experts = sum(n.mixture.read_by_one_row for n in layers if n.mixture is not None)
+        linears = [x for n in layers for x in (n.qkv, n.o, n.gate_up, n.down) if x is not None]
         weights = [x.codes if hasattr(x, "codes") else x.weight for x in linears]
-        return sum(w.nbytes for w in [*weights, model.forward.head.weight])
+        return experts + sum(w.nbytes for w in [*weights, model.forward.head.weight])
     config = json.loads((path / "config.json").read_text())
     stored = sum(f.stat().st_size for f in path.glob("*.safetensors"))
     embedding = 2 * config["vocab_size"] * config["hidden_size"]
+    experts, chosen = config.get("num_experts") or 0, config.get("num_experts_per_tok") or 0
+    unread = 2 * 3 * config["hidden_size"] * config.get("moe_intermediate_size", 0) * max(0, experts - chosen)
+    stored -= unread * config["num_hidden_layers"]
     return stored - (0 if config.get("tie_word_embeddings") else embedding)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import os
@@ -43,7 +44,22 @@ def _checked(device: torch.device) -> tuple[Operators, str]:
     except Exception as error:  # whatever is wrong with a kernel, torch still gives right answers
         log.warning("Triton kernels unavailable, plain torch is used (several times slower): %s", error)
         return TORCH, f"{type(error).__name__}: {error}"
-    return found, f"self-test error {worst:.1e}"
+    found, without = _with_experts(found, device)
+    return found, f"self-test error {worst:.1e}{without}"
+
+
+@torch.inference_mode()
+def _with_experts(found: Operators, device: torch.device) -> tuple[Operators, str]:
+    """``found``, with torch's experts where its own fail: models without experts keep the other kernels. And why."""
+    from serve_app.kernels.gpu.selftest import TOLERANCE, check_experts
+
+    try:
+        for dtype in TOLERANCE:
+            check_experts(found, dtype, device)
+    except Exception as error:
+        log.warning("Triton's experts are not used, mixtures keep transformers' forward: %s", error)
+        return dataclasses.replace(found, mix_experts=TORCH.mix_experts), f", without experts: {error}"
+    return found, ""
 
 
 def triton_operators() -> Operators:

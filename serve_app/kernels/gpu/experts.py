@@ -124,9 +124,11 @@ def _pairs_of_tile(
         expert = tl.sum(((ends <= tile) & (each < EXPERTS)).to(tl.int64), 0)
         known = expert < EXPERTS
         last = tl.load(starts + expert + 1, mask=known, other=0)
-        place = tl.load(starts + expert, mask=known, other=0) + (
-            tile - tl.load(firsts + expert, mask=known, other=0)
-        ) * BLOCK_M + lane
+        place = (
+            tl.load(starts + expert, mask=known, other=0)
+            + (tile - tl.load(firsts + expert, mask=known, other=0)) * BLOCK_M
+            + lane
+        )
         live = known & (place < last)
         pair = tl.load(order + place, mask=live, other=0)
     return expert, pair, live

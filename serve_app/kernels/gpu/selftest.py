@@ -43,11 +43,13 @@ TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 
 @torch.inference_mode()
 def check(found: Operators, device: torch.device) -> float:
-    """Largest error of ``found`` against torch on ``device``. Raises RuntimeError when one is too large."""
+    """Largest error of ``found`` against torch on ``device``. Raises RuntimeError when one is too large. Experts have a
+    check of their own, :func:`check_experts`.
+    """
     worst = 0.0
     for dtype in TOLERANCE:
         worst = max(worst, check_attention(found, dtype, device), check_fused(found, dtype, device))
-        worst = max(worst, check_adapters(found, dtype, device), check_experts(found, dtype, device))
+        worst = max(worst, check_adapters(found, dtype, device))
     check_drawing(found, device)
     return worst
 

@@ -72,11 +72,6 @@ class DecoderParts:
     def mixtures(self) -> bool:
         return any(layer.mixture is not None for layer in self.layers)
 
-    @property
-    def plain(self) -> bool:
-        """Whether no layer has experts or sinks, which the pass for GPUs does not know."""
-        return not self.mixtures and all(layer.sinks is None for layer in self.layers)
-
     def obstacle(self) -> str | None:
         """Why the C++ pass can't run it, or None."""
         own = (layer.mixture.obstacle() for layer in self.layers if layer.mixture is not None)

@@ -19,6 +19,7 @@ from serve_app.kernels.decoder import DecoderLayer, LinearWeight, NormWeight
 from serve_app.kernels.linear.base import Linear, PlainLinear
 from serve_app.kernels.linear.fp8 import Fp8Linear
 from serve_app.kernels.operators import Operators
+from serve_app.kernels.reference.operators import TORCH
 from serve_app.kernels.shapes import check_decoder
 from serve_app.models.decoders.device_mixture import DeviceMixture
 from serve_app.models.linears import Plug, plugged
@@ -128,6 +129,23 @@ class DeviceForward:
         return self.head(normed, batch, rows)
 
 
+def obstacle(parts: DecoderParts, *, fp8: bool, plug: Plug | None) -> str | None:
+    """Why transformers' own forward is the better one for a model with experts, or None."""
+    from serve_app.kernels.gpu.backend import operators
+
+    if not parts.mixtures:
+        return None
+    if fp8:
+        return "the experts do not compute in float8"
+    if plug is not None:
+        return "experts with adapters or on several ranks run on transformers' forward"
+    if parts.quantized:
+        return "experts in fewer bits are not kept as codes by the fused layers for GPUs"
+    if operators(parts.embedding.device).mix_experts is TORCH.mix_experts:
+        return "the kernels for experts are not used on this device"
+    return None
+
+
 def build_forward(
     parts: DecoderParts, max_positions: int, cache: torch.dtype, *, fp8: bool = False, plug: Plug | None = None
 ) -> tuple[Callable[[Batch], Tensor], str]:  # fmt: skip
@@ -181,7 +199,9 @@ def _layer(layer: DecoderLayer, operators: Operators, make: Callable[[LinearWeig
         down=None if layer.down is None else make(layer.down),
         mixture=None if layer.mixture is None else DeviceMixture(layer.mixture, operators, make),
         options={
-            "scale": layer.scale, "window": layer.window or None, "softcap": layer.softcap or None,
+            "scale": layer.scale,
+            "window": layer.window or None,
+            "softcap": layer.softcap or None,
             "sinks": layer.sinks,
         },
     )

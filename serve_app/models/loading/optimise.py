@@ -82,12 +82,12 @@ def _use_fused_decoder(
         reason = f"{type(failure).__name__}: {failure}"
     # The C++ pass knows neither float8 weights nor a cache of another dtype than the model's.
     by_device = model.device.type == "cuda" or fp8 or model.kv_shape.dtype != model.dtype
-    if parts is not None and by_device and not parts.plain:
-        reason = "the fused layers there know neither experts nor sinks"
+    every = chained(chained(plug, bank_plug(model.adapters)), outer)
+    if parts is not None and by_device:
+        reason = device.obstacle(parts, fp8=fp8, plug=every) or ""
     try:
         if parts is not None and not reason:
             if by_device:
-                every = chained(chained(plug, bank_plug(model.adapters)), outer)
                 built = device.build_forward(parts, model.max_model_len, model.kv_shape.dtype, fp8=fp8, plug=every)
             else:
                 built = fused_decoder.build_forward(parts, plug, model.adapters, outer)

@@ -1,5 +1,7 @@
 """Routed experts in Triton against torch, by the same check that a GPU runs, and what a captured graph counts on."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -47,3 +49,18 @@ def test_tiles_hold_every_pair_once(block: int) -> None:
         assert firsts[-1] <= most and starts[-1] == rows * choices
         for expert in range(experts):
             assert (index.reshape(-1)[order[starts[expert] : starts[expert + 1]]] == expert).all()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_wrong_experts_leave_the_other_kernels(fails: bool, device: torch.device) -> None:
+    from serve_app.kernels.gpu.backend import _with_experts
+
+    def wrong(*args):
+        if fails:
+            raise ValueError("out of resource: shared memory")
+        return TORCH.mix_experts(*args) + 0.5
+
+    other = dataclasses.replace(TORCH, name="triton", mix_experts=wrong)
+    found, why = _with_experts(other, device)
+    assert found == dataclasses.replace(other, mix_experts=TORCH.mix_experts)
+    assert ("out of resource" if fails else "experts in torch.float32 differs") in why

@@ -26,6 +26,29 @@ def test_logits(family, dtype, allowed, device, tmp_path):
     assert difference(probe(model, forward), probe(model, model.forward)) < allowed
 
 
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    some([(f, d) for f in (*tiny.MIXTURES, "mixtral") for d in ("float32", "bfloat16")],
+         *((f, "float32") for f in (*tiny.MIXTURES, "mixtral")), ("qwen3_moe", "bfloat16"), names=2),
+)  # fmt: skip
+def test_logits_of_mixtures(family, dtype, device, tmp_path):
+    from serve_app.kernels.gpu.backend import triton_operators
+    from serve_app.models.loading.optimise import ALLOWED_MIXTURE
+
+    path = tiny.write_checkpoint(tmp_path, family, num_hidden_layers=2 if family == "glm4_moe" else 1)
+    model = tiny.load(path, dtype=dtype, device=device.type)
+    parts = decoder_parts.read_model(model, lambda: probe(model, model.forward))
+    own = probe(model, model.forward)
+    before = {p.untyped_storage().data_ptr() for p in model.module.parameters() if p.ndim == 3}
+    forward = DeviceForward(parts, triton_operators(), model.max_model_len)
+    allowed = 1e-5 if dtype == "float32" else ALLOWED_MIXTURE
+    assert difference(probe(model, forward), own) < allowed
+    for layer in forward.layers:  # the experts' weights are the modules' own
+        if layer.mixture is not None:
+            held = layer.mixture.experts
+            assert {w.untyped_storage().data_ptr() for w in (held.gate, held.up, held.down)} <= before
+
+
 @pytest.mark.parametrize(("tokens", "inner"), [(512, 512), (512, 64)])
 def test_a_step_takes_what_a_plan_says(tokens, inner, tmp_path):
     """Counted on CPU tensors, operator by operator, with torch's operators between the products; their own buffers

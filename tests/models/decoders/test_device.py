@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from serve_app.kernels.reference.operators import TORCH
-from serve_app.models.decoders import decoder_parts, fused_decoder
+from serve_app.models.decoders import decoder_parts, device, fused_decoder
 from serve_app.models.decoders.device import DeviceForward
 from serve_app.models.loading.compare import difference, probe
 from tests import tiny
@@ -108,3 +108,14 @@ def test_a_pass_that_fails_leaves_the_models_own(tmp_path, monkeypatch):
     own = model.forward
     assert "out of resource" in optimise.optimise(model)["transformers_forward"]
     assert model.forward is own and probe(model, own).isfinite().all()
+
+
+def test_experts_keep_transformers_forward_by_name(tmp_path):
+    model = tiny.load(tiny.write_checkpoint(tmp_path, "qwen3_moe"))
+    parts = decoder_parts.read_model(model, lambda: probe(model, model.forward))
+    for options, reason in (
+        ({"fp8": True, "plug": None}, "float8"),
+        ({"fp8": False, "plug": lambda weight, linear: linear}, "adapters"),
+        ({"fp8": False, "plug": None}, "not used on this device"),
+    ):
+        assert reason in device.obstacle(parts, **options)
