@@ -57,6 +57,11 @@ def plan(device: str, quick: bool) -> dict[str, Any]:
             "prefill": [8, 2048]}  # fmt: skip
 
 
+def experts_of(config: dict[str, Any]) -> int:
+    """Experts of a layer, 0 in a dense model; transformers' versions name the number differently."""
+    return config.get("num_experts") or config.get("num_local_experts") or 0
+
+
 def parameters_of(path: Path) -> tuple[int, int, int, int]:
     """Parameters outside of the embedding and the head that a row is multiplied with, layers, heads and head size."""
     config = json.loads((path / "config.json").read_text())
@@ -64,7 +69,7 @@ def parameters_of(path: Path) -> tuple[int, int, int, int]:
     heads = config["num_attention_heads"]
     dim = config.get("head_dim") or hidden // heads
     attention = hidden * dim * (2 * heads + 2 * config["num_key_value_heads"])
-    if experts := config.get("num_experts"):
+    if experts := experts_of(config):
         inner = config["num_experts_per_tok"] * config["moe_intermediate_size"]
         attention += experts * hidden  # the router
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from benchmarks.gpu import gpu
+from benchmarks.gpu import gpu, shapes
 
 
 def test_the_benchmark_runs_on_a_cpu(tmp_path, capsys):
@@ -19,3 +19,11 @@ def test_the_benchmark_runs_on_a_cpu(tmp_path, capsys):
     assert tiny["judged"]["prefill_share_of_matrix_rate"] > 0
     table = next(tmp_path.glob("gpu-*.md")).read_text()
     assert "one stream" in table and "failed" not in table
+
+
+def test_a_roofline_counts_the_experts_that_are_chosen(tmp_path):
+    from transformers import Qwen3MoeConfig
+
+    Qwen3MoeConfig(**shapes.SHAPES["qwen3-moe-8l"][1]).save_pretrained(tmp_path)
+    attention, router, expert = 2048 * 128 * (2 * 32 + 2 * 4), 128 * 2048, 3 * 2048 * 768
+    assert gpu.parameters_of(tmp_path) == (8 * (attention + router + 8 * expert), 8, 32, 128)
