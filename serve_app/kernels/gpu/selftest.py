@@ -145,27 +145,31 @@ def check_experts(found: Operators, dtype: torch.dtype, device: torch.device) ->
     count, width, hidden, choices = 5, 40, 72, 2
     joined, downs = random(count, 2 * width, hidden), random(count, hidden, width)
     crossed, biases, last = random(count, hidden, 2 * width), random(count, 2 * width), random(count, hidden)
-    plain = [joined[:, :width], joined[:, width:], downs, None, None, None]
-    turned = [*(crossed[..., half::2].transpose(1, 2) for half in (0, 1)), random(count, width, hidden).transpose(1, 2),
-              biases[:, ::2], biases[:, 1::2], last]  # fmt: skip
-    for weights, activation in ((plain, Gate()), (turned, Gate(1.702, 0.5))):
-        cast = [None if weight is None else weight.to(dtype) for weight in weights]
-        on_device = [None if weight is None else _moved(weight, device) for weight in cast]
+    plain = Experts(joined[:, :width], joined[:, width:], downs, None, None, None, Gate())
+    gates, ups = (crossed[..., half::2].transpose(1, 2) for half in (0, 1))
+    downs = random(count, width, hidden).transpose(1, 2)
+    turned = Experts(gates, ups, downs, biases[:, ::2], biases[:, 1::2], last, Gate(1.702, 0.5))
+    for experts in (plain, turned):
+        here, there = _converted(experts, dtype, torch.device("cpu")), _converted(experts, dtype, device)
         for rows in (1, 19, 150):
             x = torch.randn(rows, hidden, generator=generator).to(dtype)
             scores, index = torch.rand(rows, count - 1, generator=generator).topk(choices)  # nobody chooses the last
-            want = TORCH.mix_experts(x, index, scores, Experts(*cast, activation))
+            want = TORCH.mix_experts(x, index, scores, here)
             moved = (each.to(device) for each in (x, index, scores))
-            got = found.mix_experts(*moved, Experts(*on_device, activation)).cpu()
+            got = found.mix_experts(*moved, there).cpu()
             worst = max(worst, _compare("experts", got, want))
     return worst
 
 
-def _moved(weight: Tensor, device: torch.device) -> Tensor:
-    """On ``device`` with the same strides; ``to`` makes views dense."""
-    whole = torch.empty(sum((n - 1) * s for n, s in zip(weight.shape, weight.stride(), strict=True)) + 1,
-                        dtype=weight.dtype, device=device)  # fmt: skip
-    return whole.as_strided(weight.shape, weight.stride()).copy_(weight)
+def _converted(experts: Experts, dtype: torch.dtype, device: torch.device) -> Experts:
+    """With the same strides; ``to`` makes views dense."""
+    changed: dict[str, Any] = {}
+    for field in dataclasses.fields(experts):
+        if isinstance(weight := getattr(experts, field.name), Tensor):
+            size = sum((n - 1) * step for n, step in zip(weight.shape, weight.stride(), strict=True)) + 1
+            whole = torch.empty(size, dtype=dtype, device=device)
+            changed[field.name] = whole.as_strided(weight.shape, weight.stride()).copy_(weight)
+    return dataclasses.replace(experts, **changed)
 
 
 def check_drawing(found: Operators, device: torch.device) -> None:
