@@ -24,6 +24,7 @@ from typing import Any
 
 from benchmarks import RESULTS, ROOT
 from benchmarks.checks import Checks
+from benchmarks.gpu.shapes import experts_of
 
 # On one H200 with the 8B shape in bfloat16.
 TARGETS = {"single": 240.0, "saturated": 16000.0, "prefill share": 0.6, "ttft p50 ms": 150.0, "weights s": 6.0,
@@ -55,11 +56,6 @@ def plan(device: str, quick: bool) -> dict[str, Any]:
     return {"context": 4096, "batch_tokens": 8192, "seqs": 256, "rounds": 2 if quick else 5,
             "single_new": 128 if quick else 512, "together_new": 128, "mixed": 384 if quick else 1024,
             "prefill": [8, 2048]}  # fmt: skip
-
-
-def experts_of(config: dict[str, Any]) -> int:
-    """Experts of a layer, 0 in a dense model; transformers' versions name the number differently."""
-    return config.get("num_experts") or config.get("num_local_experts") or 0
 
 
 def parameters_of(path: Path) -> tuple[int, int, int, int]:

@@ -36,6 +36,11 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+def experts_of(config: dict[str, Any]) -> int:
+    """Experts of a layer, 0 in a dense model; transformers' versions name the number differently."""
+    return config.get("num_experts") or config.get("num_local_experts") or 0
+
+
 def write(name: str, folder: Path, device: str = "cpu") -> Path:
     """The directory ``folder/name`` with a bfloat16 checkpoint; one that is complete is left as it is."""
     import transformers

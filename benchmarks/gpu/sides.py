@@ -159,7 +159,7 @@ def bytes_read(model: Any, path: Path) -> int:
     config = json.loads((path / "config.json").read_text())
     stored = sum(f.stat().st_size for f in path.glob("*.safetensors"))
     embedding = 2 * config["vocab_size"] * config["hidden_size"]
-    from benchmarks.gpu.gpu import experts_of
+    from benchmarks.gpu.shapes import experts_of
 
     experts, chosen = experts_of(config), config.get("num_experts_per_tok") or 0
     unread = 2 * 3 * config["hidden_size"] * config.get("moe_intermediate_size", 0) * max(0, experts - chosen)

@@ -15,6 +15,7 @@ import uuid
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from serve_app.kv.index import GUARANTEED, ChunkIndex, Evicted, Pins
 from serve_app.kv.news import Departures, PoolNews
 from serve_app.kv.nodes import may_go, object_store_bytes, pool_name
 from serve_app.kv.spill import COLD_S, Spill
-from serve_app.kv.vacancy import leave_when_empty
+from serve_app.kv.vacancy import current_actor, end, leave_when_empty
 from serve_app.ray_private.fork_server import forked
 from serve_app.wire.publish import read_publish_call
 
@@ -350,12 +351,7 @@ class KVPool:
         if self._spill is not None:
             self._spill.start()
         if self._may_leave and self._leaving is None:
-            leave = ray.get_runtime_context().current_actor.leave.remote
-            self._leaving = asyncio.ensure_future(leave_when_empty(leave))
-
-    async def leave(self) -> None:
-        """Ends the pool for good; one that is killed is started again."""
-        ray.actor.exit_actor()
+            self._leaving = asyncio.ensure_future(leave_when_empty(partial(end, current_actor())))
 
 
 def _moved(pieces: Sequence[Piece]) -> Counter[str]:

@@ -11,6 +11,9 @@ import asyncio
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import ray
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +40,16 @@ def occupied() -> bool:
         except OSError:  # it has ended
             continue
     return not processes
+
+
+def current_actor() -> Any:
+    """The handle of the actor that asks."""
+    return ray.get_runtime_context().current_actor
+
+
+def end(actor: Any) -> None:
+    """Ends an actor for good. One that exits by itself waits until nobody has a reference to what it owns."""
+    ray.kill(actor)
 
 
 async def leave_when_empty(leave: Callable[[], object], serving: Callable[[], bool] = occupied) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
@@ -10,8 +9,7 @@ import pytest
 import ray
 
 from serve_app.kv import vacancy
-from serve_app.kv.nodes import may_go, object_store_bytes, pool_name
-from serve_app.kv.pool import get_or_create_pool
+from serve_app.kv.nodes import may_go, object_store_bytes
 from serve_app.kv.vacancy import leave_when_empty, occupied
 
 
@@ -47,27 +45,25 @@ def test_the_pool_of_the_only_node_stays(ray_cluster) -> None:
     assert not may_go(node) and not may_go("nowhere") and object_store_bytes(node) > 0 == object_store_bytes("nowhere")
 
 
-async def test_a_pool_ends_for_good(ray_cluster, monkeypatch) -> None:
-    """And is another one when somebody serves there again."""
-    node = ray.get_runtime_context().get_node_id()
-    monkeypatch.setattr("serve_app.kv.pool.pool_name", lambda node_id: f"kvpool:leaves:{node_id}:{os.getpid()}")
-    pool = get_or_create_pool(node)
-    first = await pool.stats.remote()
-    pool.leave.remote()
+@ray.remote(num_cpus=0)
+class Owner:
+    """Ends as a pool does that owns chunks to which others have references."""
 
-    async def gone() -> bool:
-        try:
-            await pool.stats.remote()
-        except ray.exceptions.RayActorError:
-            return True
-        return False
+    def __init__(self) -> None:
+        self._held = ray.put(b"x" * 1_000_000)
 
-    for _ in range(100):
-        if await gone():
-            break
-    else:
-        pytest.fail("the pool is there still")
-    again = get_or_create_pool(node)
-    assert (await again.stats.remote()).keys() == first.keys()
-    ray.kill(again)
-    assert pool_name(node) == f"kvpool:{node}"
+    async def give(self) -> list[ray.ObjectRef]:
+        return [self._held]
+
+    async def leave(self) -> None:
+        vacancy.end(vacancy.current_actor())
+
+
+async def test_who_owns_what_others_hold_ends_at_once_and_for_good(ray_cluster) -> None:
+    owner = Owner.options(max_restarts=-1, max_concurrency=10).remote()
+    [held] = await owner.give.remote()
+    owner.leave.remote()
+    with pytest.raises(ray.exceptions.RayActorError):
+        while True:
+            await owner.give.remote()
+    assert held is not None
