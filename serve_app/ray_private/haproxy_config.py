@@ -11,9 +11,11 @@ no time for headers       10 s for a request's headers, 75 s for an idle connect
 4,096 connections         16,384, or as many as the limit on open files allows; of one address at most half of them
 ``/-/routes``             404: it tells without a key what is served
 all versions of HTTP      505 for those that no gateway reads, in the envelope
+targets without a path    400 in the envelope (``GET x``): no backend takes them, which looked like no gateway
 all methods, ``*``        405 for those that HTTP servers know nothing of and for ``OPTIONS *``, 400 for WebSockets of
                           any path but ``/realtime``: all in the envelope
 no address of clients     ``x-serve-app-client`` is the client's address, whatever the client sends under that name
+400 in plain text         400 in the envelope: a gateway's HTTP server says so of headers that HAProxy lets pass
 two request ids           ``x-request-id`` is the gateway's: Serve's own is known to nobody
 500 without a gateway     503 with ``Retry-After``, which clients retry, and the envelope in JSON
 404 without a backend     503 as well: the gateway is not there yet, or not there any more
@@ -75,17 +77,32 @@ def no_version() -> bytes:
     return _body(5006, "invalid_request_error", "This version of HTTP is not known here; use HTTP/1.1.")
 
 
+def no_path() -> bytes:
+    """The body of a 400 for a target that names no path."""
+    return _body(5006, "invalid_request_error", 'A request\'s target begins with "/", as in GET /v1/models.')
+
+
+def malformed() -> bytes:
+    """The body of a 400 for what a gateway's HTTP server could not read."""
+    said = "This is no valid HTTP request: see that its headers, or its WebSocket handshake, hold what RFC 9110 (6455) allows."
+    return _body(5006, "invalid_request_error", said)
+
+
 def no_websockets() -> bytes:
     """The body of a 400."""
     said = 'This path has no WebSocket. Send an HTTP request; with "stream": true it is answered by events.'
     return _body(5006, "invalid_request_error", said)
 
 
+# Each lies beside the configuration in a file of its name.
+BODIES = (no_route, no_method, no_version, no_path, malformed, no_websockets)
+
+
 def _edge(folder: Path, most: int) -> list[str]:
     """What is done with each connection and request before Serve's own rules, and with each answer."""
 
-    def refuse(status: int, name: str, more: str = "") -> str:
-        return f"    http-request return status {status} content-type application/json file {folder / name}{more} if "
+    def refuse(status: int, name: str, more: str = "", when: str = "request") -> str:
+        return f"    http-{when} return status {status} content-type application/json file {folder / name}{more} if "
 
     ours = "{ res.hdr(cf-ray) -m found }"
     return [
@@ -96,8 +113,10 @@ def _edge(folder: Path, most: int) -> list[str]:
         refuse(505, "no_version.json") + "!{ req.ver 1.0 1.1 2.0 }",
         refuse(405, "no_method.json", f' hdr allow "{METHODS}"') + "!{ method GET HEAD POST PUT PATCH DELETE OPTIONS }",
         refuse(405, "no_method.json", f' hdr allow "{METHODS}"') + "{ url * }",
+        refuse(400, "no_path.json") + "!{ path_beg / }",
         refuse(400, "no_websockets.json") + "{ req.hdr(upgrade) -i -m sub websocket } !{ path_end /v1/realtime }",
         f"    http-response return status 503 default-errorfiles if {{ status 404 500:599 }} !{ours}",
+        refuse(400, "malformed.json", when="response") + f"{{ status 400 }} !{ours}",
         f"    http-response set-header x-request-id %[res.hdr(cf-ray)] if {ours}",
     ]
 
@@ -163,7 +182,7 @@ def for_stand_in(config: str) -> str:
 def main(path: Path) -> None:
     folder = path.parent
     (folder / "unavailable.http").write_bytes(unavailable())
-    for body in (no_route, no_method, no_version, no_websockets):
+    for body in BODIES:
         (folder / f"{body.__name__}.json").write_bytes(body())
     config = corrected(path.read_text(), folder)
     before = folder / "stand-in.cfg"

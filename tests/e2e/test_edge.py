@@ -82,6 +82,27 @@ def test_a_stream_to_http_1_0_has_no_chunks(stack) -> None:
     assert told.startswith(b"data: {") and told.endswith(b"data: [DONE]\n\n")
 
 
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        ("GET / HTTP/3.7", 505),
+        ("GET x HTTP/1.1", 400),
+        ("GET http:// HTTP/1.1", 400),
+        # HAProxy lets it pass, the gateway's HTTP server does not.
+        ("GET /health HTTP/1.1\r\nX: a\x01b", 400),
+    ],
+)
+def test_a_malformed_request_is_refused_and_not_told_to_come_again(stack, head, status) -> None:
+    url = urllib.parse.urlsplit(stack.url)
+    with socket.create_connection((url.hostname, url.port), timeout=60) as connection:
+        connection.sendall(f"{head}\r\nHost: here\r\nConnection: close\r\n\r\n".encode())
+        answer = http.client.HTTPResponse(connection)
+        answer.begin()
+        told = json.load(answer)
+    assert answer.status == status and answer.headers["retry-after"] is None
+    assert told["errors"][0]["code"] == 5006 and told["error"]["message"]
+
+
 def test_a_killed_haproxy_is_stood_in_for_and_comes_back(stack, folder: Path) -> None:
     """Nobody meets a 404 meanwhile, which no client would retry."""
     before = serving(folder)

@@ -34,8 +34,7 @@ def test_its_own_answer_is_one_of_ours() -> None:
     assert int(headers["Content-Length"]) == len(body)
     like = openai_body(ModelLoading("@cf/a/b", retry_after=2.0))
     config = haproxy_config
-    others = (config.no_route(), config.no_method(), config.no_version(), config.no_websockets())
-    for shown in map(json.loads, (body, *others)):
+    for shown in map(json.loads, (body, *(made() for made in config.BODIES))):
         assert shown.keys() == like.keys() and shown["error"].keys() == like["error"].keys()
     assert json.loads(body)["errors"][0]["code"] == like["errors"][0]["code"]
 
@@ -162,6 +161,10 @@ WEBSOCKET = (
         (WEBSOCKET.format(path="/v1/chat/completions"), 400, 5006),
         (WEBSOCKET.format(path="/v1/realtime/x"), 400, 5006),
         ("GET /-/routes HTTP/1.1", 404, 7003),
+        ("GET x HTTP/1.1", 400, 5006),
+        ("GET ? HTTP/1.1", 400, 5006),
+        ("GET foo:bar HTTP/1.1", 400, 5006),
+        ("CONNECT here:80 HTTP/1.1", 405, 7001),
         ("GET / HTTP/3.7", 505, 5006),
         ("GET /health HTTP/2.1", 505, 5006),
     ],
@@ -171,6 +174,28 @@ def test_what_haproxy_refuses_is_in_the_envelope(edge, head, status, code) -> No
     assert found == status and headers["content-type"] == "application/json"
     assert json.loads(body)["errors"][0]["code"] == code
     assert status != 405 or headers["allow"] == "GET, POST, DELETE"
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        ("GET /", 400),
+        ("GET / HTTP/1", 400),
+        ("GET / http/1.1", 400),
+        ("GET / HTTP/1.1 x", 400),
+        ("G@T / HTTP/1.1", 400),
+        ("GET /\x7f HTTP/1.1", 400),
+        ("GET / HTTP/1.1\r\nno colon", 400),
+        ("GET / HTTP/1.1\r\nx: " + "a" * 40_000, 400),
+        ("GET / HTTP/1.0\r\nTransfer-Encoding: chunked", 413),
+        ("POST / HTTP/1.1\r\nTransfer-Encoding: gzip, chunked", 422),
+    ],
+)
+def test_what_haproxy_cannot_read_it_refuses_in_html(edge, head, status) -> None:
+    """As docs/api.md has it: no setting replaces these answers."""
+    found, headers, body = asked(edge, head)
+    assert found == status and headers["content-type"] == "text/html"
+    assert body.startswith(f"<html><body><h1>{status} ".encode())
 
 
 def test_only_one_path_has_websockets(edge) -> None:
@@ -197,7 +222,13 @@ def test_what_serve_answers_without_a_gateway_can_be_retried(edge) -> None:
         assert json.loads(body)["errors"][0]["code"] == 3040
     # What a gateway says stays.
     assert asked(edge, "POST /fails HTTP/1.1", b"{}")[0] == 500
-    assert asked(edge, "POST /serve/400 HTTP/1.1", b"{}")[0] == 400
+    assert asked(edge, "POST /serve/401 HTTP/1.1", b"{}")[0] == 401
+
+
+def test_what_a_gateways_http_server_cannot_read_is_refused_in_the_envelope(edge) -> None:
+    status, headers, body = asked(edge, "POST /serve/400 HTTP/1.1", b"{}")
+    assert status == 400 and headers["content-type"] == "application/json"
+    assert json.loads(body)["errors"][0]["code"] == 5006
 
 
 @contextmanager
