@@ -12,6 +12,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,17 @@ def test_a_malformed_request_is_refused_and_not_told_to_come_again(stack, head, 
         told = json.load(answer)
     assert answer.status == status and answer.headers["retry-after"] is None
     assert told["errors"][0]["code"] == 5006 and told["error"]["message"]
+
+
+def test_a_refused_websocket_keeps_its_reason(stack) -> None:
+    url = urllib.parse.urlsplit(stack.url)
+    asked = {**stack.headers, "Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
+    connection = http.client.HTTPConnection(url.hostname, url.port, timeout=60)
+    with closing(connection):
+        headers = {**asked, "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ=="}  # of RFC 6455's example
+        connection.request("GET", "/v1/realtime?intent=conversation", headers=headers)
+        answer = connection.getresponse()
+        assert answer.status == 400 and json.load(answer)["error"]["param"] == "intent"
 
 
 def test_a_killed_haproxy_is_stood_in_for_and_comes_back(stack, folder: Path) -> None:

@@ -82,6 +82,14 @@ class Gateway(BaseHTTPRequestHandler):
     """Stands behind HAProxy and names the request as Serve and as the gateway do."""
 
     def do_GET(self) -> None:
+        if "refused" in self.path:
+            # As a gateway refuses a WebSocket.
+            self.send_response(400)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
+            return
         # To the key of RFC 6455's example.
         accept = "Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo="
         head = ("HTTP/1.1 101 Switching Protocols", "Upgrade: websocket", "Connection: Upgrade", accept, "cf-ray: ours")
@@ -229,6 +237,8 @@ def test_what_a_gateways_http_server_cannot_read_is_refused_in_the_envelope(edge
     status, headers, body = asked(edge, "POST /serve/400 HTTP/1.1", b"{}")
     assert status == 400 and headers["content-type"] == "application/json"
     assert json.loads(body)["errors"][0]["code"] == 5006
+    # What a gateway refuses itself keeps its reason.
+    assert asked(edge, WEBSOCKET.format(path="/v1/realtime?refused"))[::2] == (400, b"{}")
 
 
 @contextmanager
