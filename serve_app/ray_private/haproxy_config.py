@@ -84,7 +84,7 @@ def no_path() -> bytes:
 
 def malformed() -> bytes:
     """The body of a 400 for what a gateway's HTTP server could not read."""
-    said = "A header, or the WebSocket handshake, is malformed. Send headers as RFC 9110 (RFC 6455) has them."
+    said = "The target, a header or the WebSocket handshake is malformed; send them as RFC 9110 (RFC 6455) has them."
     return _body(5006, "invalid_request_error", said)
 
 
