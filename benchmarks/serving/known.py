@@ -17,6 +17,7 @@ from typing import Any
 
 from benchmarks import ROOT
 from benchmarks.serving.startup import ANSWER, QUESTION, TOKENS
+from serve_app.catalog.load import load_catalog
 
 EMBED = "@cf/sentence-transformers/all-minilm-l6-v2"
 # More than one needs that waits for all others' turns.
@@ -28,9 +29,13 @@ class Known:
     """``body``: JSON or a file. ``problem``: what is wrong with the result of the native call, None if nothing is."""
 
     model: str
-    task: str
     body: dict[str, Any] | bytes
     problem: Callable[[Any], str | None]
+
+    @property
+    def task(self) -> str:
+        """As the model's record has it."""
+        return load_catalog()[self.model].task
 
     def ask(self, url: str, key: str, *, account: str = "local", model: str = "") -> str | None:
         """Asks once; what is wrong with the answer. ``model``: another one's name for the same."""
@@ -69,31 +74,29 @@ def known() -> list[Known]:
     sound = (ROOT / "checkpoints" / "pico-hearing" / "example.wav").read_bytes()
     ask = {"max_tokens": TOKENS, "temperature": 0}
     return [
-        Known("@cf/pico/pico-instruct", "text-generation",
-              {"messages": [{"role": "user", "content": QUESTION}], **ask},
+        Known("@cf/pico/pico-instruct", {"messages": [{"role": "user", "content": QUESTION}], **ask},
               lambda r: _same(r["response"], ANSWER)),
-        Known("@cf/pico/pico-vision", "text-generation",
+        Known("@cf/pico/pico-vision",
               {"prompt": "What do you see?", "image": _png64(looked), "max_tokens": 24, "temperature": 0},
               lambda r: _within(f"{thing.colour} {thing.kind}", r["response"])),
-        Known("@cf/pico/pico-describer", "image-to-text", {"image": _png64(looked), "max_tokens": 24, "temperature": 0},
+        Known("@cf/pico/pico-describer", {"image": _png64(looked), "max_tokens": 24, "temperature": 0},
               lambda r: _within(f"{thing.colour} {thing.kind}", r["description"])),
-        Known("@cf/pico/pico-speaker", "text-to-speech", {"prompt": "Turn off the radio in the kitchen."},
+        Known("@cf/pico/pico-speaker", {"prompt": "Turn off the radio in the kitchen."},
               lambda r: _sounds(base64.b64decode(r["audio"]))),
-        Known(EMBED, "text-embeddings", {"text": texts}, lambda r: _near(r["data"])),
-        Known("@cf/pico/pico-reranker", "reranking", {"query": "square root", "contexts": contexts},
+        Known(EMBED, {"text": texts}, lambda r: _near(r["data"])),
+        Known("@cf/pico/pico-reranker", {"query": "square root", "contexts": contexts},
               lambda r: _same(max(r["response"], key=lambda one: one["score"])["id"], 1)),
-        Known("@cf/pico/pico-sentiment", "text-classification", {"text": "What a wonderful evening!"},
+        Known("@cf/pico/pico-sentiment", {"text": "What a wonderful evening!"},
               lambda r: _same(max(r, key=lambda one: one["score"])["label"], "POSITIVE")),
-        Known("@cf/pico/pico-shapes", "image-classification", _png(one),
+        Known("@cf/pico/pico-shapes", _png(one),
               lambda r: _same(max(r, key=lambda one: one["score"])["label"], SHAPES[shape])),
-        Known("@cf/pico/pico-detector", "object-detection", _png(scene.resize((256, 256))),
+        Known("@cf/pico/pico-detector", _png(scene.resize((256, 256))),
               lambda r: _same(sorted(one["label"] for one in r), wanted)),
-        Known("@cf/pico/pico-summary", "summarization", {"input_text": report},
+        Known("@cf/pico/pico-summary", {"input_text": report},
               lambda r: _same(r["summary"], summary)),
-        Known("@cf/pico/pico-translator", "translation",
-              {"text": said[source], "source_lang": source, "target_lang": target},
+        Known("@cf/pico/pico-translator", {"text": said[source], "source_lang": source, "target_lang": target},
               lambda r: _same(r["translated_text"], said[target])),
-        Known("@cf/pico/pico-hearing", "automatic-speech-recognition", sound,
+        Known("@cf/pico/pico-hearing", sound,
               lambda r: _same(r["text"].strip(), "Turn off the radio in the kitchen.")),
     ]  # fmt: skip
 
