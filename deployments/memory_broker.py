@@ -18,18 +18,17 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from serve_app import logs, memory
 from serve_app.catalog.need import REMEDY, said
-from serve_app.ray_private.fork_server import forked
+from serve_app.ray_private.node_actors import NAMESPACE, leaving, may_go, of_node
 from serve_app.routing import memory as policy
 from serve_app.routing.memory import Room, Tenant, decide, never_fits
 from serve_app.wire.memory import ASLEEP, CLOSE, GOING, LEAVE, NEVER, UP, Resident, TurnTold, read_resident
 
 log = logging.getLogger("ray.serve")
 
-NAMESPACE, PREFIX = "serve_app", "memory:"
+PREFIX = "memory:"
 # Between two looks for brokers of other nodes.
 NAMES_S = 10.0
 # How often it is looked whether somebody can come up.
@@ -72,8 +71,10 @@ class Lodger:
 class MemoryBroker:
     """``home``: where it remembers; ``gpus``: of the node."""
 
-    def __init__(self, node_id: str, home: str, gpus: float = 0.0) -> None:
+    def __init__(self, node_id: str, home: str, gpus: float = 0.0, *, may_leave: bool = False) -> None:
         logs.set_up("memory broker")
+        self._may_leave = may_leave
+        self._leaving: asyncio.Task[None] | None = None
         self._node_id, self._file = node_id, Path(home) / "memory.json"
         self._gpus = gpus
         self._budget = 0
@@ -91,6 +92,7 @@ class MemoryBroker:
         resident, now = read_resident(told), time.monotonic()
         if self._task is None:
             self._task = asyncio.ensure_future(self._look_always())
+            self._leaving = leaving() if self._may_leave else None
         lodger = self._lodgers.get(resident.id)
         if lodger is None:
             lodger = self._lodgers[resident.id] = Lodger(resident, now)
@@ -341,18 +343,7 @@ def broker_name(node_id: str) -> str:
 def get_or_create_broker(node_id: str, home: str) -> Any:
     """Handle of the node's broker, which is started if need be. Blocks; in an event loop use a thread."""
     gpus = next((n["Resources"].get("GPU", 0.0) for n in ray.nodes() if n["NodeID"] == node_id), 0.0)
-    actor = ray.remote(MemoryBroker).options(
-        name=broker_name(node_id),
-        namespace=NAMESPACE,
-        lifetime="detached",
-        get_if_exists=True,
-        num_cpus=0,
-        max_restarts=-1,
-        max_concurrency=1000,
-        scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
-        **forked(with_torch=False),
-    )
-    return actor.remote(node_id, home, gpus)
+    return of_node(MemoryBroker, broker_name(node_id), node_id).remote(node_id, home, gpus, may_leave=may_go(node_id))
 
 
 class Brokers:

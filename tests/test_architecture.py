@@ -88,7 +88,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "serve_app.kv": {
         "msgspec", "numpy", "ray", "serve_app.costs", "serve_app.logs", "serve_app.ray_private.fork_server",
-        "serve_app.wire",
+        "serve_app.ray_private.node_actors", "serve_app.wire",
     },
     "serve_app.kv.keys": {"numpy"},
     "serve_app.routing": {"numpy", "serve_app.costs"},

@@ -15,7 +15,6 @@ import argparse
 import cProfile
 import json
 import pstats
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -26,7 +25,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu import shapes
-from benchmarks.gpu.sides import Ours, machine, prompts, synchronize
+from benchmarks.gpu.sides import Ours, machine, prompts, seconds, synchronize
 
 # name: requests, tokens behind which they decode
 DECODES = {"1 decode": (1, 128), "16 decodes": (16, 500), "64 decodes": (64, 500), "256 decodes": (256, 500)}
@@ -141,22 +140,11 @@ def steps_of(side: Ours, decodes: dict[str, tuple[int, int]], prefill: int) -> d
 
 def replayed(run: Callable[[], None], device: str) -> float:
     """Median seconds of a graph's replays; on a CPU of calls."""
-    run()
-    again = run
-    if device == "cuda":
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            run()
-        again = graph.replay
-    taken = []
-    for _ in range(7):
-        synchronize(device)
-        started = time.perf_counter()
-        again()
-        synchronize(device)
-        taken.append(time.perf_counter() - started)
-    return statistics.median(taken[1:])
+    if device != "cuda":
+        return seconds(run, device, 5)
+    from serve_app.kernels.gpu import few_rows
+
+    return few_rows.replayed(run)
 
 
 def products(weights: Tensor, device: str) -> dict[int, float]:

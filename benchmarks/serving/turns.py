@@ -23,8 +23,8 @@ from benchmarks.checks import Checks
 from benchmarks.serving.known import Known
 from benchmarks.serving.processes import descendants, name_of
 from benchmarks.serving.stack import LocalStack, local_stack
+from serve_app.ray_private.node_actors import WORKERS
 
-WORKERS = ("ray::EngineWorker", "ray::PredictorWorker", "ray::EncoderWorker", "ray::DraftWorker", "ray::RankWorker")
 SAMPLE_S = 0.25
 
 

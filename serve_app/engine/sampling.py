@@ -42,10 +42,11 @@ def sample(
     logits = logits.float()
     wants_logprobs = [r.params.logprobs is not None for r in rows]
     raw = torch.log_softmax(logits, -1) if any(wants_logprobs) else None
-    if logits.is_cuda:
+    penalised = any(r.params.has_penalties or r.params.logit_bias for r in rows)
+    if penalised and logits.is_cuda:
         for part in parts_of(logits):
             logits[part] = penalise(logits[part], rows[part])
-    elif any(r.params.has_penalties or r.params.logit_bias for r in rows):
+    elif penalised:
         logits = logits.clone()
         for index, row in enumerate(rows):
             penalise_row(logits[index], row)

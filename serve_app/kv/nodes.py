@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import ray
 
-# What Ray gives the head.
-HEAD = "node:__internal_head__"
-
 
 def pool_name(node_id: str) -> str:
     """Under which Ray knows the pool of a node."""
@@ -19,8 +16,3 @@ def object_store_bytes(node_id: str) -> int:
         if node["NodeID"] == node_id and node["Alive"]:
             return int(node["Resources"].get("object_store_memory", 0))
     return 0
-
-
-def may_go(node_id: str) -> bool:
-    """Whether a node may be given back: the head never is."""
-    return any(node["NodeID"] == node_id and HEAD not in node["Resources"] for node in ray.nodes())

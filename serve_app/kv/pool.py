@@ -15,13 +15,10 @@ import uuid
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import ray
 from msgspec import structs
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from serve_app import logs
 from serve_app.kv.chunk import BadChunk, ChunkMeta, Piece, check_payload
@@ -29,15 +26,14 @@ from serve_app.kv.directory import DirectoryFeed
 from serve_app.kv.disk import DiskTier
 from serve_app.kv.index import GUARANTEED, ChunkIndex, Evicted, Pins
 from serve_app.kv.news import Departures, PoolNews
-from serve_app.kv.nodes import may_go, object_store_bytes, pool_name
+from serve_app.kv.nodes import object_store_bytes, pool_name
 from serve_app.kv.spill import COLD_S, Spill
-from serve_app.kv.vacancy import current_actor, end, leave_when_empty
-from serve_app.ray_private.fork_server import forked
+from serve_app.ray_private.node_actors import NAMESPACE as NAMESPACE
+from serve_app.ray_private.node_actors import leaving, may_go, of_node
 from serve_app.wire.publish import read_publish_call
 
 log = logging.getLogger(__name__)
 
-NAMESPACE = "serve_app"
 # Of the node's object store. Ray spills to disk from 80 % on, and readers' references keep evicted
 # chunks a while.
 DEFAULT_SHARE = 0.70
@@ -351,7 +347,7 @@ class KVPool:
         if self._spill is not None:
             self._spill.start()
         if self._may_leave and self._leaving is None:
-            self._leaving = asyncio.ensure_future(leave_when_empty(partial(end, current_actor())))
+            self._leaving = leaving()
 
 
 def _moved(pieces: Sequence[Piece]) -> Counter[str]:
@@ -381,15 +377,5 @@ def get_or_create_pool(node_id: str, options: PoolOptions = PoolOptions()) -> An
         raise ValueError(
             f"a pool of {limit_bytes} bytes is more than {MAX_SHARE:.0%} of the object store ({store} bytes)"
         )
-    actor = ray.remote(KVPool).options(
-        name=pool_name(node_id),
-        namespace=NAMESPACE,
-        lifetime="detached",
-        get_if_exists=True,
-        num_cpus=0,
-        max_restarts=-1,
-        max_concurrency=1000,
-        scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
-        **forked(with_torch=False),
-    )
+    actor = of_node(KVPool, pool_name(node_id), node_id)
     return actor.remote(node_id, limit_bytes, options, may_leave=may_go(node_id))

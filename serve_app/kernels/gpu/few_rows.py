@@ -8,15 +8,14 @@ all of ``k``, and there are about as many programs as run at once::
     weight [n, k]    program 0: rows 0 .. BLOCK_N     | over k in tiles of BLOCK_K, several of them on their way
                      program 1: rows BLOCK_N .. 2 ..  |
 
-One row is multiplied in registers, more by the tensor cores. Which tile sizes a
-shape gets for how many rows, or cuBLAS, is measured at load on the model's own weights (:func:`choose`).
+One row is multiplied in registers, more by the tensor cores. Which tile sizes a shape gets for how many rows, or
+cuBLAS, is measured at load on the model's own weights (:func:`choose`).
 """
 
 from __future__ import annotations
 
 import logging
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -69,7 +68,7 @@ class FewRowsLinear(PlainLinear):
         self.tiles: dict[int, Tile] = {}
 
     def __call__(self, x: Tensor, batch: Any = None, rows: Tensor | None = None) -> Tensor:
-        tile = self.tiles.get(served_by(len(x))) if len(x) <= MOST_ROWS else None
+        tile = self.tiles.get(served_by(len(x))) if 0 < len(x) <= MOST_ROWS else None
         return F.linear(x, self.weight, self.bias) if tile is None else multiply(x, self.weight, self.bias, tile)
 
 
@@ -143,7 +142,6 @@ class Choice:
     """What :func:`choose` has found, for the log: by shape of the weight and number of rows."""
 
     gains: dict[str, float] = field(default_factory=dict)
-    seconds: float = 0.0
 
     def __str__(self) -> str:
         if not self.gains:
@@ -161,7 +159,7 @@ def choose(linears: Sequence[FewRowsLinear], clock: Clock | None = None) -> Choi
     """Gives each shape of ``linears`` the tiles that are right and faster than cuBLAS on this device. Only weights in
     bfloat16 and float16.
     """
-    started, found = time.perf_counter(), Choice()
+    found = Choice()
     shapes: dict[tuple[int, ...], list[FewRowsLinear]] = {}
     for linear in linears:
         weight = linear.weight
@@ -175,7 +173,6 @@ def choose(linears: Sequence[FewRowsLinear], clock: Clock | None = None) -> Choi
                 tiles[rows], found.gains[f"{n} x {k}, {rows}"] = best
         for linear in alike:
             linear.tiles = tiles
-    found.seconds = time.perf_counter() - started
     return found
 
 

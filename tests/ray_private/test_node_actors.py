@@ -1,4 +1,4 @@
-"""A pool on a node that nobody serves on lets the node go; one on the head stays."""
+"""Actors of a node that nobody serves on let the node go; those on the head stay."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import sys
 import pytest
 import ray
 
-from serve_app.kv import vacancy
-from serve_app.kv.nodes import may_go, object_store_bytes
-from serve_app.kv.vacancy import leave_when_empty, occupied
+from serve_app.kv.nodes import object_store_bytes
+from serve_app.ray_private import node_actors
+from serve_app.ray_private.node_actors import leave_when_empty, may_go, occupied
 
 
 async def test_it_leaves_once_nobody_has_served_for_a_while(monkeypatch) -> None:
-    monkeypatch.setattr(vacancy, "LOOK_S", 0.01)
-    monkeypatch.setattr(vacancy, "EMPTY_S", 0.05)
+    monkeypatch.setattr(node_actors, "LOOK_S", 0.01)
+    monkeypatch.setattr(node_actors, "EMPTY_S", 0.05)
     seen, left = iter([True, False, False, True] + [False] * 100), []
     looked = []
 
@@ -56,7 +56,8 @@ class Owner:
         return [self._held]
 
     async def leave(self) -> None:
-        vacancy.end(vacancy.current_actor())
+        node_actors.LOOK_S = node_actors.EMPTY_S = 0.01
+        self._leaving = node_actors.leaving(lambda: False)
 
 
 async def test_who_owns_what_others_hold_ends_at_once_and_for_good(ray_cluster) -> None:
