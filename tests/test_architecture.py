@@ -62,12 +62,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "serve_app.models": {
         "serve_app.sampling_params",
         "numpy", "safetensors", "torch", "transformers", "serve_app.adapters", "serve_app.engine",
-        "serve_app.kernels", "serve_app.parallel", "serve_app.wire.ranks",
+        "serve_app.kernels", "serve_app.parallel", "serve_app.sealed", "serve_app.wire.ranks",
     },
-    "serve_app.adapters": {"numpy", "safetensors", "torch"},
+    "serve_app.adapters": {"numpy", "safetensors", "torch", "serve_app.sealed"},
     # What an upload is checked with, in processes without torch.
     "serve_app.adapters.config": set(),
-    "serve_app.adapters.shapes": set(),
+    "serve_app.adapters.shapes": {"serve_app.sealed"},
     "serve_app.adapters.mixture": {"serve_app.adapters.config"},
     "serve_app.adapters.check": {
         "numpy", "serve_app.adapters.config", "serve_app.adapters.mixture", "serve_app.adapters.shapes",
@@ -250,6 +250,7 @@ def test_every_room_has_an_arrow() -> None:
         "serve_app.progress",
         "serve_app.run_directory",
         "serve_app.sampling_params",
+        "serve_app.sealed",
         "serve_app.setting_values",
     }
     rooms = {room(module) for module in MODULES if within(module, "serve_app") and module != "serve_app"}

@@ -50,6 +50,7 @@ import yaml
 from sqlalchemy.engine import make_url
 
 from benchmarks.chaos.asks import HEARS
+from benchmarks.chaos.clock import Clock
 from benchmarks.chaos.faults import FAULTS, selected
 from benchmarks.chaos.network import Proxy
 from benchmarks.chaos.run import Chaos
@@ -138,6 +139,12 @@ def own_target(options: argparse.Namespace, wrong: list[str]) -> Iterator[Target
             "SERVE_APP_GATEWAYS": str(options.gateways),
         }
         write_record(home)
+        clock = None
+        try:
+            clock = Clock(Path(scratch))
+            environment |= clock.environment
+        except OSError as error:
+            print(f"           the clock cannot jump here: {error}", file=sys.stderr, flush=True)
         if options.database:
             database = make_url(options.database)
             proxy = Proxy(database.host or "127.0.0.1", database.port or 5432)
@@ -146,7 +153,7 @@ def own_target(options: argparse.Namespace, wrong: list[str]) -> Iterator[Target
         server = Server(options.port, **environment)
         target = Target(
             server.url, server.key, home, 0, server, proxy, temporary=temporary, postgresql=postgresql,
-            gateways=options.gateways,
+            gateways=options.gateways, clock=clock,
         )  # fmt: skip
         try:
             server.start()

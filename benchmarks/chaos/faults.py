@@ -1,8 +1,4 @@
-"""The faults: each a row of :data:`FAULTS` that says what it does and what clients may see of it.
-
-The clock does not jump here: the machine's own is for root alone, and a process's (libfaketime 0.9.10) either takes the
-monotonic clock along, which no real jump does, or breaks CPython's ``time.sleep``.
-"""
+"""The faults: each a row of :data:`FAULTS` that says what it does and what clients may see of it."""
 
 from __future__ import annotations
 
@@ -20,17 +16,20 @@ from benchmarks.chaos.injections import (
     all_killed,
     beside,
     by_hand,
-    cache_damaged,
+    clock_jumps,
     cut,
+    damaged,
     disk_full,
     home_read_only,
     killed,
+    late,
     lossy,
     named,
     owner,
     server_lost,
     stopped,
     store,
+    store_full,
     store_killed,
     store_locked,
     token_deleted,
@@ -97,6 +96,10 @@ def _no_other_gateway(target: Target) -> str | None:
     return "there is one gateway: use --gateways 2" if target.gateways < 2 else None
 
 
+def _no_clock(target: Target) -> str | None:
+    return "the clock of this server cannot be moved" if target.clock is None else None
+
+
 def _no_sockets(target: Target) -> str | None:
     return network.can_reach_sockets()
 
@@ -149,6 +152,16 @@ FAULTS = (
           server_lost, ANYTHING, stalls=True, recovers_s=RESTART_S, needs=_no_server, alone=True),
     Fault("tokens-lossy", "packets between gateway and workers are dropped", lossy(GATEWAYS, ALL_WORKERS), hold=SHORT,
           stalls=True, needs=_no_sockets),
+    Fault("tokens-late", "what gateway and workers tell each other comes late", late(GATEWAYS, ALL_WORKERS), hold=SHORT,
+          stalls=True, needs=_no_sockets),
+    Fault("calls-late", "what gateway and replicas tell each other comes late", late(GATEWAYS, REPLICAS), hold=SHORT,
+          stalls=True, needs=_no_sockets),
+    Fault("workers-late", "what replicas and their workers tell each other comes late", late(REPLICAS, ALL_WORKERS),
+          hold=SHORT, stalls=True, needs=_no_sockets),
+    Fault("http-late", "what HAProxy and gateway tell each other comes late", late(HAPROXY, GATEWAYS), hold=SHORT,
+          stalls=True, needs=_no_sockets),
+    Fault("clock-jumps", "the server's wall clock is put forth or back by up to an hour, and right again", clock_jumps,
+          hold=LONG, needs=_no_clock),
     Fault("tokens-cut", "connections between gateway and workers end", cut(GATEWAYS, ALL_WORKERS), needs=_no_sockets),
     Fault("calls-lossy", "packets between gateway and replicas are dropped", lossy(GATEWAYS, REPLICAS), hold=SHORT,
           stalls=True, needs=_no_sockets),
@@ -165,9 +178,16 @@ FAULTS = (
     Fault("store-slow", "every packet from and to PostgreSQL is late", store("slow"), NO_STORE,
           hold=SHORT, needs=_no_postgres),
     Fault("gateway-disk-full", "the gateway can write no file", disk_full(GATEWAYS), REFUSALS, SHORT, True),
+    Fault("workers-disk-full", "workers can write no file", disk_full(ALL_WORKERS), hold=SHORT),
+    Fault("store-disk-full", "PostgreSQL can write no file", store_full, NO_STORE, hold=SHORT,
+          needs=_no_postgres_of_ours),
     Fault("pool-disk-full", "the KV pool can write no file", disk_full(POOL), hold=SHORT),
     Fault("home-read-only", "the state directory is read-only", home_read_only, NO_STORE, hold=SHORT, needs=_no_root),
-    Fault("cache-damaged", "files of the KV cache are changed, cut and deleted", cache_damaged),
+    Fault("cache-damaged", "files of the KV cache are changed, cut and deleted", damaged("kv/*/??/*.kv")),
+    Fault("adapters-damaged", "workers' copies of adapters are changed, cut and deleted",
+          damaged("adapters/*.json", "adapters/packed/*/*")),
+    Fault("checks-damaged", "what starts have found out about weights is changed, cut and deleted",
+          damaged("checks/*.json", "costs/*")),
     Fault("token-deleted", "Ray's token is deleted", token_deleted, hold=SHORT),
     Fault("memory-short", "another process holds up to 2 GiB of memory, 25 % of the machine's stay free",
           beside(HOLD_MEMORY), hold=SHORT),

@@ -159,6 +159,16 @@ def lossy(ours: Who, theirs: Who) -> Inject:
     return inject
 
 
+def late(ours: Who, theirs: Who) -> Inject:
+    @contextlib.contextmanager
+    def inject(target: Target, dice: random.Random) -> Iterator[str]:
+        seconds = dice.choice([0.05, 0.2, 0.8])
+        with network.late(ours(target), theirs(target), seconds) as connections:
+            yield f"{connections} connections, by up to {seconds} s"
+
+    return inject
+
+
 def cut(ours: Who, theirs: Who) -> Inject:
     @contextlib.contextmanager
     def inject(target: Target, dice: random.Random) -> Iterator[str]:
@@ -201,6 +211,19 @@ def store_killed(target: Target, dice: random.Random) -> Iterator[str]:
 
 
 @contextlib.contextmanager
+def store_full(target: Target, dice: random.Random) -> Iterator[str]:
+    """PostgreSQL can write no file; an operator who has made room starts it again if it has ended meanwhile."""
+    assert target.postgresql is not None
+    target.postgresql.limit_files("4096")
+    try:
+        yield "none of its files can grow beyond 4 KiB"
+    finally:
+        target.postgresql.limit_files("unlimited")
+    if not target.postgresql.runs():
+        target.postgresql.start()
+
+
+@contextlib.contextmanager
 def store_locked(target: Target, dice: random.Random) -> Iterator[str]:
     holder = sqlite3.connect(target.home / "state.sqlite3", timeout=10, check_same_thread=False)
     try:
@@ -216,16 +239,21 @@ def disk_full(who: Who) -> Inject:
 
     @contextlib.contextmanager
     def inject(target: Target, dice: random.Random) -> Iterator[str]:
-        pids = who(target)
-        before = {pid: resource.prlimit(pid, resource.RLIMIT_FSIZE) for pid in pids}
+        pids, before = who(target), {}
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                before[pid] = resource.prlimit(pid, resource.RLIMIT_FSIZE)
         for pid, (_, most) in before.items():
-            resource.prlimit(pid, resource.RLIMIT_FSIZE, (4096, most))
+            with contextlib.suppress(ProcessLookupError):
+                resource.prlimit(pid, resource.RLIMIT_FSIZE, (4096, most))
         try:
             yield f"processes {pids}"
         finally:
-            for pid, limits in before.items():
+            # Those that they have started meanwhile have inherited it.
+            limits = next(iter(before.values()), (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+            for pid in {*before, *who(target)}:
                 with contextlib.suppress(ProcessLookupError):
-                    resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
+                    resource.prlimit(pid, resource.RLIMIT_FSIZE, before.get(pid, limits))
 
     return inject
 
@@ -243,26 +271,32 @@ def home_read_only(target: Target, dice: random.Random) -> Iterator[str]:
             path.chmod(mode)
 
 
-@contextlib.contextmanager
-def cache_damaged(target: Target, dice: random.Random) -> Iterator[str]:
-    """A byte changed, a file cut short, a file emptied, a file deleted: half of all chunks."""
-    hit = 0
-    for path in sorted(target.home.glob("kv/*/??/*.kv")):
-        kind = dice.randrange(8)
-        with contextlib.suppress(OSError):  # the pool deletes them, too
-            size = path.stat().st_size
-            if kind == 0:
-                path.unlink()
-            elif kind in (1, 2):
-                os.truncate(path, 0 if kind == 1 else dice.randrange(size + 1))
-            elif kind == 3 and size:
-                with path.open("r+b") as file:
-                    file.seek(dice.randrange(size))
-                    file.write(dice.randbytes(16))
-            hit += kind < 4
-    if not hit:
-        raise NotHere("no chunk has been written yet")
-    yield f"{hit} files"
+def damaged(*patterns: str) -> Inject:
+    """A byte changed, a file cut short, a file emptied, a file deleted: half of all files of the state directory that
+    these patterns find.
+    """
+
+    @contextlib.contextmanager
+    def inject(target: Target, dice: random.Random) -> Iterator[str]:
+        hit = 0
+        for path in sorted(path for pattern in patterns for path in target.home.glob(pattern)):
+            kind = dice.randrange(8)
+            with contextlib.suppress(OSError):  # who has written them deletes them, too
+                size = path.stat().st_size
+                if kind == 0:
+                    path.unlink()
+                elif kind in (1, 2):
+                    os.truncate(path, 0 if kind == 1 else dice.randrange(size + 1))
+                elif kind == 3 and size:
+                    with path.open("r+b") as file:
+                        file.seek(dice.randrange(size))
+                        file.write(dice.randbytes(16))
+                hit += kind < 4
+        if not hit:
+            raise NotHere("no such file has been written yet")
+        yield f"{hit} files"
+
+    return inject
 
 
 @contextlib.contextmanager
@@ -275,6 +309,18 @@ def token_deleted(target: Target, dice: random.Random) -> Iterator[str]:
     finally:
         path.write_bytes(kept)
         path.chmod(0o600)
+
+
+@contextlib.contextmanager
+def clock_jumps(target: Target, dice: random.Random) -> Iterator[str]:
+    """Forth or back, and then back to where it was, as by a time service that is misled for a while."""
+    assert target.clock is not None
+    seconds = dice.choice([-1, 1]) * dice.choice([2.0, 60.0, 3600.0])
+    target.clock.jump(seconds)
+    try:
+        yield f"{seconds:+.0f} s"
+    finally:
+        target.clock.jump(0.0)
 
 
 # -- the machine -----------------------------------------------------------------------------------------------------

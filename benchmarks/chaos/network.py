@@ -14,6 +14,7 @@ import os
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
@@ -23,6 +24,8 @@ SO_ATTACH_FILTER, SO_DETACH_FILTER = 26, 27
 LOAD_RANDOM, JUMP_IF_GREATER, RETURN = 0x20, 0x25, 0x06
 RANDOM = 0xFFFFF000 + 56  # SKF_AD_OFF + SKF_AD_RANDOM
 KEEP = 0xFFFFFFFF
+# So much is told at once, however late the rest is; how long readers have to take what has come.
+LATE_BYTES, TOLD_S = 1 << 20, 0.02
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 Ends = dict[tuple[str, str], tuple[int, int]]
@@ -59,6 +62,36 @@ def lossy(ours: Iterable[int], theirs: Iterable[int], share: float) -> Iterator[
         for one in sockets:
             with contextlib.suppress(OSError):
                 one.setsockopt(socket.SOL_SOCKET, SO_DETACH_FILTER, 0)
+            one.close()
+
+
+@contextlib.contextmanager
+def late(ours: Iterable[int], theirs: Iterable[int], seconds: float) -> Iterator[int]:
+    """What processes send each other on the connections that there are is told to the reader up to ``seconds`` later,
+    in the order in which it came: until then fewer bytes have come than it waits for (``SO_RCVLOWAT``). How many.
+    """
+    sockets, over = list(_between(list(ours), list(theirs))), threading.Event()
+
+    def want(count: int) -> None:
+        for one in sockets:
+            with contextlib.suppress(OSError):  # it has closed meanwhile
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
+
+    def pulse() -> None:
+        while not over.is_set():
+            want(LATE_BYTES)
+            over.wait(seconds)
+            want(1)
+            time.sleep(TOLD_S)
+
+    pulsing = threading.Thread(target=pulse, daemon=True)
+    pulsing.start()
+    try:
+        yield len(sockets) // 2
+    finally:
+        over.set()
+        pulsing.join()
+        for one in sockets:
             one.close()
 
 

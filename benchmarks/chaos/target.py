@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.chaos.asks import TOP
+from benchmarks.chaos.clock import Clock
 from benchmarks.chaos.dialects import Seen
 from benchmarks.chaos.ledger import Told
 from benchmarks.chaos.network import Proxy, listener
@@ -39,7 +40,8 @@ GONE_S = 10.0  # what a server leaves, until its keeper has ended it
 class Target:
     """``server`` is None for one that runs already, which cannot be started again. ``seen``: every process that was
     below it, with when it was started, so that no other of the same number is taken for it; ``folders``: its
-    sockets'. ``postgresql``: one that was started for this run. ``told``: what was asked by hand.
+    sockets'. ``postgresql``: one that was started for this run. ``told``: what was asked by hand. ``clock``: what
+    its processes take for the time of day, where that can be moved.
     """
 
     url: str
@@ -54,6 +56,7 @@ class Target:
     postgresql: Postgresql | None = None
     gateways: int = 1
     told: list[Told] = field(default_factory=list)
+    clock: Clock | None = None
 
     def named(self, *prefixes: str) -> list[int]:
         """Its processes whose names begin so."""

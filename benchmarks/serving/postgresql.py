@@ -120,6 +120,20 @@ class Server:
             self._process.wait(60)
             self._process = None
 
+    def limit_files(self, size: str) -> None:
+        """How large its files may become: bytes, or ``unlimited``. Asked for by its own user, as whom Linux allows it
+        without more rights.
+        """
+        assert self._process is not None
+        for pid in (self._process.pid, *descendants(self._process.pid)):
+            command = ["prlimit", "--pid", str(pid), f"--fsize={size}:unlimited"]
+            done = subprocess.run(command, capture_output=True, text=True, cwd=self._root, **self._identity)
+            if done.returncode and born(pid):
+                raise OSError(f"prlimit: {done.stderr.strip()}")
+
+    def runs(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
     def kill(self) -> None:
         """``kill -9`` of all of its processes."""
         assert self._process is not None

@@ -9,16 +9,17 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from serve_app.sealed import read_sealed, write_sealed
+
 # Building a model of hundreds of layers without weights takes seconds; importing what builds it takes more.
 TIMEOUT_S = 300.0
-_FORM = 3
+_FORM = 4
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -63,23 +64,28 @@ def base_of(folder: Path, home: Path) -> Base:
     :class:`NoShapes`.
     """
     path = kept_at(folder, home)
-    if not path.exists():
+    if (found := _read(path)) is None:
         _describe(folder, home)
-    return _read(path)
+        found = _read(path)
+    if found is None:
+        raise NoShapes(f"what was found out about the model of {folder} could not be read again from {path}")
+    return found
 
 
 def keep(found: dict[str, Any], folder: Path, home: Path) -> None:
     """Keeps what `serve_app.models.loading.bare.describe` has found."""
-    path = kept_at(folder, home)
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".", delete=False) as file:
-        json.dump(found, file)
-    os.replace(file.name, path)
+    write_sealed(kept_at(folder, home), json.dumps(found).encode())
+
+
+def _read(path: Path) -> Base | None:
+    """None where nobody has looked before, or what was found is damaged."""
+    data = read_sealed(path)
+    return None if data is None else _parsed(data)
 
 
 @lru_cache(64)
-def _read(path: Path) -> Base:
-    found = json.loads(path.read_bytes())
+def _parsed(data: bytes) -> Base:
+    found = json.loads(data)
     linears = {name: (out, into) for name, (out, into) in found["linears"].items()}
     weights = {module: {name: tuple(size) for name, size in own.items()} for module, own in found["weights"].items()}
     return Base(linears, found["others"], found["kind"], weights)

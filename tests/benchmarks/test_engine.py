@@ -78,6 +78,7 @@ def test_kernels(capsys, monkeypatch):
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.slow
 def test_perplexity(tmp_path, capsys, monkeypatch):
     text = tmp_path / "text"
     text.write_text("Return an iterator over the items of the sequence. " * 5)
@@ -101,6 +102,7 @@ def test_encoder(capsys):
         checks.require()
 
 
+@pytest.mark.slow
 def test_encoder_of_minilm(capsys):
     record = load_record(BUILT_IN / "all-minilm-l6-v2.yaml")
     try:

@@ -18,6 +18,7 @@ def test_answers_equal_plain_ones(capsys):
     assert found["workloads"]["edit"]["1"]["ngram+draft"]["ratio"] > 0
 
 
+@pytest.mark.slow
 def test_drafts_that_change_the_answer(capsys, monkeypatch):
     run = speculation.GivenRunner.run
 

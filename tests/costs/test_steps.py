@@ -46,6 +46,7 @@ def test_the_model_learns_another_machine_and_stays_right_for_long() -> None:
         assert costs.decode_seconds(batch, kv) == pytest.approx(expected, rel=0.1)
 
 
+@pytest.mark.slow
 def test_one_kind_of_step_for_days_unlearns_nothing_else() -> None:
     """Directions that no sample excites must not drift away: a decode worker sees no prompts."""
     draw = random.Random(4)

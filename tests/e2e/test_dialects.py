@@ -292,8 +292,9 @@ def test_every_post_route_refuses_bad_bodies_while_others_stream_on(stack, expec
     with ThreadPoolExecutor(1) as pool, httpx.Client(base_url=stack.url, headers=stack.headers, timeout=120) as client:
         streams = pool.submit(other_client)
         try:
-            for path, bodies in _post_paths().items():
-                for body in bodies:
+            # Every third body of a route: another third of the next one.
+            for number, (path, bodies) in enumerate(_post_paths().items()):
+                for body in bodies[number % 3 :: 3]:
                     answer = client.post(path, content=body)
                     where = (path, body[:60], body[-60:], answer.text[:300])
                     assert 400 <= answer.status_code < 500, where

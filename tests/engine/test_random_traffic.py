@@ -99,7 +99,7 @@ traffic = st.builds(
 )
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=15, deadline=None, derandomize=True)
 @given(traffic)
 def test_everyone_gets_what_they_would_get_alone(case):
     model = HistoryModel()

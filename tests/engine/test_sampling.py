@@ -148,7 +148,7 @@ def batches(draw):
     return torch.from_numpy(logits.astype(np.float32)), rows, order
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(batches())
 def test_a_row_depends_on_nothing_but_itself(batch):
     logits, rows, order = batch
@@ -230,6 +230,7 @@ def test_penalties_and_bias(seed, prompt, output, repetition, frequency, presenc
     assert wanted[token] == pytest.approx(max(wanted), abs=1e-4)
 
 
+@pytest.mark.slow
 def test_penalties_shift_the_sampled_distribution():
     logits = logits_of(8, 30)
     params = {"temperature": 1.0, "frequency_penalty": 0.8, "presence_penalty": 0.4, "repetition_penalty": 1.3}

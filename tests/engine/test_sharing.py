@@ -12,6 +12,7 @@ from serve_app.engine.step import Step
 from serve_app.sampling_params import SamplingParams
 from tests.engine.fake import HistoryModel, answer_alone, make_engine, random_prompt, request, take
 from tests.engine.test_random_traffic import checked_step
+from tests.variants import some
 
 # A step takes 10 ms with prompts and 10 ms with rows that generate; a prompt's token takes 0.1 ms, a row ROW.
 ROW = 2e-3
@@ -109,7 +110,7 @@ def test_batch_rows_pause_and_keep_their_blocks_where_they_would_slow_real_time_
     world.finish()
 
 
-@pytest.mark.parametrize("share", [0.05, 0.3])
+@pytest.mark.parametrize("share", some([0.05, 0.3], 0.05))
 def test_batch_requests_have_their_share_of_the_time_however_busy_it_is(share):
     world = World()
     for n in range(4):
@@ -209,6 +210,7 @@ def test_real_time_requests_take_every_place_but_not_for_ever():
     assert world.answers["b"].finish_reason == "length"
 
 
+@pytest.mark.slow
 def test_a_step_of_batch_rows_is_short_while_real_time_requests_come():
     world = World()
     for n in range(8):

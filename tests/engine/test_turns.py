@@ -156,6 +156,7 @@ def test_more_accounts_than_places_have_turns():
     assert min(outputs) > 0.4 * max(outputs)
 
 
+@pytest.mark.slow
 def test_blocks_are_shared_like_rows():
     """One account's texts fill the memory, though rows are free."""
     world = World(places=16, num_blocks=64)
@@ -174,7 +175,7 @@ def test_blocks_are_shared_like_rows():
     world.check_answers()
 
 
-@pytest.mark.parametrize("blocks", [10, 24])
+@pytest.mark.parametrize("blocks", some([10, 24], 24))
 def test_nobody_starves_where_memory_is_too_short_for_even_accounts(blocks):
     """Accounts of equal weight whose texts need many times the blocks: each goes on, and none ends late."""
     world = World(places=16, num_blocks=blocks, max_model_len=280)
@@ -197,7 +198,7 @@ def test_nobody_starves_where_memory_is_too_short_for_even_accounts(blocks):
     world.check_answers()
 
 
-@pytest.mark.parametrize("seed", some(range(5), 0, 1, 2))
+@pytest.mark.parametrize("seed", some(range(5), 1))
 def test_whoever_is_below_its_share_never_waits_for_long_and_places_are_not_thrashed(seed):
     """Accounts come and go at random."""
     draw = random.Random(seed)

@@ -17,6 +17,7 @@ from serve_app.engine.speculation.speculate import Speculation
 from serve_app.grammar.rules import choice_rule, grammar, json_rule, regex_rule
 from tests import tiny
 from tests.grammar.schemas import random_schema
+from tests.variants import some
 
 EVERYTHING = grammar("<[*]>*", {})
 
@@ -129,7 +130,9 @@ def test_forced_tokens_follow_drafts(grammars, tokenizer):
     assert matcher.advance(begun) == len(begun) and not matcher.ended and matcher.error is None
 
 
-@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 1.0, "top_p": 0.9}, {"top_k": 20}])
+@pytest.mark.parametrize(
+    "sampling", some([{"temperature": 0.0}, {"temperature": 1.0, "top_p": 0.9}, {"top_k": 20}], {"temperature": 0.0})
+)
 def test_drafts_change_nothing(engine, tokenizer, closing, sampling):
     def outputs(speculation=None):
         made = engine(max_num_seqs=8, **({"speculation": speculation} if speculation else {}))

@@ -53,13 +53,13 @@ async def test_part_of_a_prompt_and_part_of_a_chunk(client):
 
 async def test_touching_says_how_far_the_pool_goes_and_keeps_it_fresh(client, pool):
     old, other = prompt(300), prompt(256)
-    await produce(client, old)
-    await produce(client, other)
+    worker, _, _ = await produce(client, old)
+    await produce(client, other, worker=worker)
     keys, tails = prompt_keys(old, root())
     assert await client.touch(keys, tails) == 300
     assert await client.touch(keys) == 288 and await client.touch(prompt_keys(prompt(64), root())[0]) == 0
     for _ in range(12):
-        await produce(client, prompt(512))
+        await produce(client, prompt(512), worker=worker)
         await client.touch(keys, tails)
     assert await client.touch(keys, tails) == 300
     assert await fetch(client, other) == []
@@ -149,11 +149,11 @@ def used_bytes():
 
 async def test_least_recently_used_goes_first_and_memory_returns(client, pool):
     kept, lost = prompt(256), prompt(256)
-    await produce(client, kept)
-    await produce(client, lost)
+    worker, _, _ = await produce(client, kept)
+    await produce(client, lost, worker=worker)
     before = await asyncio.to_thread(used_bytes)
     for _ in range(14):
-        await produce(client, prompt(512))
+        await produce(client, prompt(512), worker=worker)
         assert end(await fetch(client, kept)) == 256
     assert await fetch(client, lost) == []
     stats = await pool.stats.remote()

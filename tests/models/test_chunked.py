@@ -25,6 +25,7 @@ def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: int, chunk: 
     return torch.einsum("hqk,khd->qhd", scores.masked_fill(~seen, -torch.inf).softmax(-1), v)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     chunk=st.sampled_from([1, 5, 16, 31, 32, 33, 64, 96]),

@@ -9,9 +9,10 @@ from serve_app.models import hearing as heard_by
 from serve_app.predict.predictor import Place
 from serve_app.predict.sounds import Sounds
 from tests import hearing, tiny
+from tests.variants import some
 
 
-@pytest.fixture(scope="module", params=hearing.FAMILIES)
+@pytest.fixture(scope="module", params=some(hearing.FAMILIES, "voxtral", "qwen2_audio"))
 def path(request, tmp_path_factory):
     return hearing.write(tmp_path_factory.mktemp("model") / request.param, request.param)
 

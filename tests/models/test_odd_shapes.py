@@ -59,6 +59,7 @@ def agrees(model_class: Any, config: Any, sizes: Sizes, seed: int, threads: int)
     assert "differs" not in verdict.fused_differs and "fails" not in verdict.fused_differs, verdict
 
 
+@pytest.mark.slow
 @settings(max_examples=3, deadline=None, derandomize=True)
 @given(shape=shapes(), seed=st.integers(0, 9), threads=st.sampled_from([1, 2, 3]))
 def test_odd_shapes_agree(shape: tuple[Any, Any, Sizes], seed: int, threads: int) -> None:

@@ -10,9 +10,12 @@ from serve_app.models.loading.miniature import randomise
 from serve_app.predict.pictures import Pictures
 from serve_app.predict.predictor import Place
 from tests import sight, tiny
+from tests.variants import some
 
 
-@pytest.fixture(scope="module", params=[family for family in sight.FAMILIES if family != "mllama"])
+@pytest.fixture(
+    scope="module", params=some([f for f in sight.FAMILIES if f != "mllama"], "gemma3", "llama4", "qwen2_5_vl")
+)
 def path(request, tmp_path_factory):
     return sight.write(tmp_path_factory.mktemp("model") / request.param, request.param)
 

@@ -87,10 +87,12 @@ def generate(engine, batch, **sampling):
     return [outputs[str(i)] for i in range(len(batch))]
 
 
+@pytest.mark.slow
 def test_a_mixed_batch(running):
     assert generate(tiny.make_engine(running.model, num_blocks=100), prompts(8)) == running.expected
 
 
+@pytest.mark.slow
 def test_stages_work_at_the_same_time(running):
     engine = tiny.make_engine(running.model, num_blocks=100)
     before = [state.get("steps", 0) for state in running.ranks.states()]

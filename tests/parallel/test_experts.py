@@ -98,16 +98,15 @@ def test_copies_follow_what_was_wanted(tmp_path, one_thread, monkeypatch, case):
     family, tensor, pipeline, dispatch = case
     path = tiny.write_checkpoint(tmp_path / family, family, **({"num_local_experts": 8} if family == "mixtral" else {}))
     reference = tiny.load_reference(path)
-    expected = [tiny.reference_tokens(reference, prompt, NEW_TOKENS) for prompt in prompts(6)]
+    expected = [tiny.reference_tokens(reference, prompt, NEW_TOKENS) for prompt in prompts(3)]
     monkeypatch.setattr(placing, "KEPT_S", 0.0)
     ways = {"expert_parallel": tensor, "expert_dispatch": dispatch, "expert_copies": 1}
     said = []
     for _ in range(2):
         with divided(path, tensor, pipeline, **ways) as found:
             said.append(found.ranks.states()[0]["expert_copies"])
-            for blocks, tokens in ((100, 512), (6, 23)):
-                engine = tiny.make_engine(found.model, num_blocks=blocks, max_batch_tokens=tokens)
-                assert generate(engine, prompts(6)) == expected
+            engine = tiny.make_engine(found.model, num_blocks=6, max_batch_tokens=23)
+            assert generate(engine, prompts(3)) == expected
             assert found.lost == []
     assert said[0].startswith("as in the files")
     assert said[1].startswith("the busiest rank has 1.")

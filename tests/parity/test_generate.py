@@ -28,7 +28,7 @@ from tests.variants import some
 NEW_TOKENS = 24
 
 
-@pytest.fixture(scope="module", params=some(tiny.FAMILIES, "llama", "gemma2"))
+@pytest.fixture(scope="module", params=some(tiny.FAMILIES, "gemma2"))
 def family(request, tmp_path_factory):
     path = tiny.write_checkpoint(tmp_path_factory.mktemp("model") / request.param, request.param)
     return tiny.load(path), tiny.load_reference(path), path

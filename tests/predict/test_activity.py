@@ -68,6 +68,7 @@ def test_times_are_those_of_the_whole_sound():
     assert [spoken.time(at, end=True) for at in (0, 2, 2.5, 3)] == [1, 3, 6.5, 7]
 
 
+@pytest.mark.slow
 async def test_transcripts_are_those_of_what_is_heard(work, tmp_path):
     """As transformers has them for the sound without its pauses; times lie in the whole one."""
     folder = tmp_path / "model"

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from serve_app.wire.generate import Failed
 from tests.predict.conftest import call
+from tests.variants import some
 
 SENTENCES = ("the quick brown fox jumps over the lazy dog", "pack my box with five dozen liquor jugs", "a dog",
              "boxes of foxes", "how vexingly quick daft zebras jump", "jugs")  # fmt: skip
@@ -43,7 +44,7 @@ def m2m100(folder: Path, beams: int) -> tuple[tf.M2M100ForConditionalGeneration,
     return model, tokenizer
 
 
-@pytest.mark.parametrize("beams", [1, 4])
+@pytest.mark.parametrize("beams", some([1, 4], 4))
 async def test_translations_are_transformers(work, tmp_path, beams):
     model, tokenizer = m2m100(tmp_path / "model", beams)
     worker = work("translation", tmp_path / "model")

@@ -20,6 +20,7 @@ from serve_app.wire.generate import Failed
 from tests.media.files import bad_sounds
 from tests.media.hostile import hostile_sounds
 from tests.predict.conftest import call
+from tests.variants import some
 
 
 def noise(seconds: float, seed: int) -> np.ndarray:
@@ -95,6 +96,7 @@ async def test_transcripts_are_transformers(work, tmp_path, seed):
         assert heard["duration"] == pytest.approx(len(samples) / SAMPLE_RATE, abs=1e-3)
 
 
+@pytest.mark.slow
 async def test_the_language_is_found_and_prompts_and_beams_are_heard(work, tmp_path):
     folder = tmp_path / "model"
     model = whisper(folder, 5)
@@ -140,7 +142,7 @@ async def test_who_leaves_ends_the_work_at_the_next_window(work, tmp_path):
     assert sum(computed) <= 3 and worker.stats().numbers["queued_calls"] == 0
 
 
-@pytest.mark.parametrize("aligned", [True, False])
+@pytest.mark.parametrize("aligned", some([True, False], True))
 async def test_words_have_times_within_their_segments(work, tmp_path, aligned):
     folder = tmp_path / "model"
     whisper(folder, 6, aligned=aligned)
@@ -194,7 +196,7 @@ def test_what_the_short_loop_does_not_know_is_left_to_generate(tmp_path):
     assert not Greedy.takes(model)
 
 
-@pytest.mark.parametrize("multilingual", [True, False])
+@pytest.mark.parametrize("multilingual", some([True, False], True))
 async def test_the_short_loop_finds_what_generate_finds(work, tmp_path, multilingual):
     """Languages that are found and told, beside each other; probabilities and confidence as well."""
     folder = tmp_path / "model"

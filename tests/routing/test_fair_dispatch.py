@@ -118,7 +118,7 @@ def test_batch_work_asks_for_no_replicas_but_as_its_deadline_does() -> None:
     ),
     st.sampled_from([None, 0.06]),
 )
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_nobody_starves_whatever_it_asks_for(asked, itl) -> None:
     """Requests of several streams too, more of them than a worker has places, beside a tenant that never stops."""
     w = world({"w0": 4, "w1": 6}, admission=AdmissionConfig(Targets(itl=itl)))

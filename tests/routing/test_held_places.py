@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from serve_app.routing.places import Held, free_after
 from tests.routing.world import STEP_S, World, assert_empty, request, world
+from tests.variants import some
 
 
 def long_streams(w: World, count: int, output: int, tenant: str = "a") -> None:
@@ -15,7 +16,7 @@ def long_streams(w: World, count: int, output: int, tenant: str = "a") -> None:
         w.arrive(request(f"long{number}", tenant, output=output))
 
 
-@pytest.mark.parametrize("places", [{"w0": 32}, {"w0": 20, "w1": 12}])
+@pytest.mark.parametrize("places", some([{"w0": 32}, {"w0": 20, "w1": 12}], {"w0": 32}))
 def test_places_that_long_streams_hold_are_busy_until_they_end(places) -> None:
     w = world(places)
     long_streams(w, 40, 3000)

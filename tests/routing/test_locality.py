@@ -78,6 +78,7 @@ def test_short_keys_and_bad_sizes() -> None:
         LocalityIndex(0)
 
 
+@pytest.mark.slow
 def test_bytes_per_key() -> None:
     """What docs/architecture.md states."""
     index = LocalityIndex(100_000)

@@ -3,6 +3,7 @@
 import math
 import random
 
+import pytest
 from pytest import approx
 
 from serve_app.costs.steps import StepSample
@@ -193,6 +194,7 @@ def noisy(plans: int, seed: int, noise: float, ranks: dict[str, str]) -> int:
     return moves
 
 
+@pytest.mark.slow
 def test_two_equal_workers_never_change_places_however_noisy_their_speeds() -> None:
     for seed in range(4):
         assert noisy(300, seed, 0.3, {"p": "prefill", "d": "decode"}) == 0

@@ -21,6 +21,7 @@ from benchmarks.trace.requests import read_trace, synthetic_rows, unlimited_hit_
 from benchmarks.trace.shapes import bursty, jittered
 from benchmarks.trace.simulate import Cluster
 from benchmarks.trace.spec import ClusterSpec, Link
+from tests.variants import some
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -36,7 +37,7 @@ SPEC = ClusterSpec(workers=4, blocks=4 * 300, kv_tokens=400_000)
 
 
 @pytest.mark.parametrize("name", ["product", "unlimited", "mixed", "split:2", "kv:2", "kv:4:2048:1", "kv:4:8192:0:2"])
-@pytest.mark.parametrize("rate", [1.0, 12.0])
+@pytest.mark.parametrize("rate", some([1.0, 12.0], 12.0))
 def test_every_request_ends_once_and_every_token_counts_once(trace, name: str, rate: float) -> None:
     requests = [replace(r, at=r.at / rate) for r in read_trace(trace)]
     cluster = Cluster(SPEC, build(name, SPEC, 0), rate)
@@ -59,6 +60,7 @@ def test_every_request_ends_once_and_every_token_counts_once(trace, name: str, r
             assert (in_flight.prefill, in_flight.decode) == (0, 0)
 
 
+@pytest.mark.slow
 def test_the_same_run_gives_the_same_figures(trace) -> None:
     requests = [replace(r, at=r.at / 8) for r in read_trace(trace)]
     one, two = (Cluster(SPEC, build("product", SPEC, 3), 8.0).run(requests).summary() for _ in range(2))
@@ -97,6 +99,7 @@ def test_caches_hold_what_fits_and_the_front_of_a_prompt_longest() -> None:
         assert len(cache) == 6 and cache.match(blocks[:6]) == 4
 
 
+@pytest.mark.slow
 def test_a_pool_of_any_size_finds_no_more_than_one_without_limit(trace) -> None:
     requests = read_trace(trace)
     unlimited = unlimited_hit_ratio(requests)
@@ -138,6 +141,7 @@ def test_many_gateways_with_an_owner_are_as_good_as_one(trace) -> None:
     assert p90_ttft(requests, replace(SPEC, gateways=3, owner=False)) < 2.5 * one
 
 
+@pytest.mark.slow
 def test_a_slow_link_costs_time_and_is_kept_from_filling_up(trace) -> None:
     requests = [replace(r, at=r.at / 4) for r in read_trace(trace)]
     found = {}
@@ -157,6 +161,7 @@ def test_transfers_on_a_link_follow_one_another() -> None:
     assert link.take(9.0, 100) == 10.0 and link.moved == 400
 
 
+@pytest.mark.slow
 def test_workers_of_two_kinds_get_what_they_are_fit_for(trace) -> None:
     spec = replace(SPEC, gpus=((1.0, 1.0), (2.0, 0.5)))
     requests = [r for r in read_trace(trace) if r.prompt + r.output < spec.largest]

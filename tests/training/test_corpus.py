@@ -28,6 +28,7 @@ def facts():
     return build_facts()
 
 
+@pytest.mark.slow
 def test_facts_are_deterministic_and_cover_the_well_known_names(facts):
     assert facts == build_facts()
     names = {f.name for f in facts}

@@ -33,6 +33,7 @@ def test_its_card_has_the_figures_and_the_command():
     assert "`checkpoints/pico-draft` has" in card
 
 
+@pytest.mark.slow
 def test_it_saves_steps_on_questions():
     target = ROOT / "checkpoints" / "pico-instruct"
     questions = json.loads((ROOT / "training" / "questions.json").read_text())["questions"][::8]

@@ -104,6 +104,7 @@ def test_a_draft_model_in_the_worker(same, target, plain, tmp_path):
     assert stats["acceptance_rate"] > 0.99 if same else stats["acceptance_rate"] < 0.5
 
 
+@pytest.mark.slow
 def test_a_draft_model_has_adapters_of_its_own(target, tmp_path):
     """The draft is the model itself, so that what it drafts stands if it has the request's adapter, and seldom if
     not.

@@ -90,6 +90,7 @@ def prompt(seed: int, length: int) -> list[int]:
     return np.random.default_rng(seed).integers(3, 256, length).tolist()
 
 
+@pytest.mark.slow
 async def test_requests_that_come_together_end_one_by_one(decode, inbox, expected):
     """Each with its own tokens and its own fault, told when it ends and once more when all have."""
     told: dict[str, Generated | Failed] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import zlib
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ def paired(inner: int):
     return plain_order(2 * inner).reshape(2, inner // 32, 32).transpose(1, 0, 2).reshape(-1).copy()
 
 
+HEAD = 48  # bytes before what is summed up
 LINEARS = [
     LinearLayout((96, 32, 32), 48, plain_order(160)),
     LinearLayout((64, 64), 48, paired(64)),
@@ -73,7 +75,7 @@ def test_what_is_read_is_what_was_packed(bank, kept, rank, dtype):
     assert (found.packed.memory.bytes == prepared.packed.memory.bytes).all()
 
 
-@pytest.mark.parametrize("damage", ["empty", "cut", "kind", "records", "another model"])
+@pytest.mark.parametrize("damage", ["empty", "cut", "kind", "a record", "a number", "records", "another model"])
 def test_a_damaged_file_is_packed_again(bank, kept, tmp_path, damage):
     kept.keep("a", bank.prepare(adapter(1, 4, torch.bfloat16)))
     kept.close()
@@ -81,8 +83,11 @@ def test_a_damaged_file_is_packed_again(bank, kept, tmp_path, damage):
     data = bytearray(path.read_bytes())
     if damage == "kind":
         data[0] ^= 1
-    elif damage == "records":
-        data[40 + 8 : 40 + 16] = (1 << 40).to_bytes(8, "little")
+    elif damage in ("a record", "a number"):
+        data[HEAD + 8 if damage == "a record" else -3] ^= 1
+    elif damage == "records":  # with the right sum
+        data[HEAD + 8 : HEAD + 16] = (1 << 40).to_bytes(8, "little")
+        data[HEAD - 8 : HEAD] = zlib.crc32(data[HEAD:]).to_bytes(8, "little")
     path.write_bytes(data[: {"empty": 0, "cut": len(data) - 1}.get(damage, len(data))])
     other = PackedFiles(tmp_path / "packed", bank_of(LINEARS[:2]), 1 << 30) if damage == "another model" else kept
     assert other.read("a") is None and not path.exists()

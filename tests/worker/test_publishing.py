@@ -68,6 +68,7 @@ async def test_the_next_turn_finds_what_another_worker_generated(parts):
     assert second == expected(turn, 30) and result.cached == 128
 
 
+@pytest.mark.slow
 async def test_a_retry_finds_the_whole_chunks_of_an_answer_that_was_never_finished(parts):
     decode, other, _, inbox, expected = parts
     first = prompt(3, 40)

@@ -11,6 +11,7 @@ import ctypes
 import hashlib
 import os
 import struct
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import RawIOBase
@@ -26,9 +27,10 @@ from serve_app.kernels.linear.quantize import PANEL
 # gone are kept for others.
 _LARGE = 1 << 20
 _SPARES = 2
-# Of a file: what it is, its linears, the most lanes, the adapter's bytes and those of its memory.
-_HEAD = struct.Struct("<8s4q")
-_KIND = b"places-1"
+# Of a file: what it is, its linears, the most lanes, the adapter's bytes and those of its memory, the CRC-32 of what
+# comes behind.
+_HEAD = struct.Struct("<8s5q")
+_KIND = b"places-2"
 
 
 class NotPacked(ValueError):
@@ -161,19 +163,22 @@ class Places:
 
     def written(self, packed: Packed) -> list[bytes | memoryview]:
         """The parts of a file that :meth:`read` makes the same adapter of."""
-        head = _HEAD.pack(_KIND, len(packed.records), packed.lanes, packed.bytes, packed.memory.size)
-        return [head, packed.records.tobytes(), packed.memory.bytes.data]
+        records, memory = packed.records.tobytes(), packed.memory.bytes.data
+        crc = zlib.crc32(memory, zlib.crc32(records))
+        head = _HEAD.pack(_KIND, len(packed.records), packed.lanes, packed.bytes, packed.memory.size, crc)
+        return [head, records, memory]
 
     def read(self, file: RawIOBase) -> Packed:
         """Raises :class:`NotPacked`. Nothing in the file leads C++ out of its memory."""
         size, raw = os.fstat(file.fileno()).st_size, file.read(_HEAD.size)
         if raw is None or len(raw) < _HEAD.size:
             raise NotPacked("it has no head")
-        kind, linears, lanes, total, inner = _HEAD.unpack(raw)
+        kind, linears, lanes, total, inner, crc = _HEAD.unpack(raw)
         length = len(self._linears) * FIELDS * 8
         if kind != _KIND or linears != len(self._linears) or inner <= 0 or size != _HEAD.size + length + inner:
             raise NotPacked(f"it has {size} bytes and {linears} linears")
-        records = np.frombuffer(file.read(length) or b"", np.int64).reshape(-1, FIELDS)
+        told = file.read(length) or b""
+        records = np.frombuffer(told, np.int64).reshape(-1, FIELDS)
         self._require(records, lanes, inner)
         memory = Memory(inner, self._spare, zeroed=False)
         left = memory.bytes.data
@@ -181,6 +186,8 @@ class Places:
             if not (count := file.readinto(left)):
                 raise NotPacked("it is cut off")
             left = left[count:]
+        if zlib.crc32(memory.bytes.data, zlib.crc32(told)) != crc:
+            raise NotPacked("it is damaged")
         return Packed(records, memory, total, lanes)
 
     def _require(self, records: np.ndarray, most: int, size: int) -> None:

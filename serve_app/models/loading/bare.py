@@ -16,6 +16,7 @@ from serve_app.adapters.shapes import keep, kept_at
 from serve_app.models.linears import is_linear
 from serve_app.models.loading.folder import class_of, read_config
 from serve_app.models.mixtures.mixture import own_weights
+from serve_app.sealed import read_sealed
 
 # What an adapter would have to be trained without.
 SEES = "linear that pictures or sounds go through, and no text"
@@ -23,7 +24,7 @@ SEES = "linear that pictures or sounds go through, and no text"
 
 def publish(folder: Path, home: Path) -> None:
     """Keeps the modules of the model in ``folder``, unless somebody has."""
-    if not kept_at(folder, home).exists():
+    if read_sealed(kept_at(folder, home)) is None:
         keep(describe(folder), folder, home)
 
 

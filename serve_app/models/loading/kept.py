@@ -6,8 +6,6 @@ import functools
 import hashlib
 import json
 import logging
-import os
-import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from serve_app.kernels.library.build import cache_root
+from serve_app.sealed import read_sealed, write_sealed
 
 log = logging.getLogger(__name__)
 
@@ -25,19 +24,16 @@ _ROOT = Path(__file__).resolve().parents[2]
 def read(kind: type[T], *depends_on: str) -> T | None:
     """A dataclass that an earlier start has written; None: there is none."""
     try:
-        return kind(**json.loads(_file(kind, depends_on).read_text()))
-    except (OSError, ValueError, TypeError):
+        data = read_sealed(_file(kind, depends_on))
+        return None if data is None else kind(**json.loads(data))
+    except (ValueError, TypeError):
         return None
 
 
 def write(found: Any, *depends_on: str) -> None:
     """``found``: a dataclass of plain values."""
-    file = _file(type(found), depends_on)
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as out:
-            json.dump(asdict(found), out)
-        os.replace(out.name, file)
+        write_sealed(_file(type(found), depends_on), json.dumps(asdict(found)).encode())
     except OSError as error:  # a read-only home costs the next start a second
         log.info("the result of a model's check is not kept: %s", error)
 

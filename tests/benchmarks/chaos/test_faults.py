@@ -15,13 +15,17 @@ import time
 import pytest
 
 from benchmarks.chaos import chaos, network
-from benchmarks.chaos.injections import NotHere, cache_damaged, disk_full, killed, stopped, store_killed
+from benchmarks.chaos.clock import Clock
+from benchmarks.chaos.faults import FAULTS
+from benchmarks.chaos.injections import NotHere, clock_jumps, disk_full, killed, stopped, store_full, store_killed
 from benchmarks.chaos.target import Target
 from serve_app import run_directory
 from serve_app.state.errors import Away
 from serve_app.state.store.sql import SqlStore
 from tests.benchmarks.chaos.test_ledger import entry
 
+CACHE = next(fault.inject for fault in FAULTS if fault.name == "cache-damaged")
+TELLS = "import sys, time\nfor line in sys.stdin: print(time.time(), time.monotonic(), flush=True)"
 LISTENS = """
 import socket, sys
 ours = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
@@ -61,6 +65,77 @@ def test_packets_are_dropped_and_then_come_after_all(peer):
         ours.sendall(b"two")
         assert heard(ours, 0.3) == b""
     assert heard(ours, 10) == b"two"
+
+
+def test_what_is_sent_is_told_late_and_all_of_it_in_order(peer):
+    if why := network.can_reach_sockets():
+        pytest.skip(why)
+    process, ours = peer
+    since = time.monotonic()
+    with network.late([os.getpid()], [process.pid], 0.5) as connections:
+        assert connections == 1
+        got = b""
+        for word in (b"one ", b"two ", b"three"):
+            ours.sendall(word)
+        while len(got) < 13:
+            assert (more := heard(ours, 60))
+            got += more
+        assert got == b"one two three"
+        # The other one hears it after half a second, and so do we.
+        assert time.monotonic() - since > 0.5
+    ours.sendall(b"four")
+    assert heard(ours, 60) == b"four"
+
+
+def test_a_clock_jumps_for_one_server_alone(tmp_path):
+    found = target(tmp_path)
+    found.clock = Clock(tmp_path)
+    process = subprocess.Popen(
+        [sys.executable, "-c", TELLS], env={**os.environ, **found.clock.environment}, stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdin is not None and process.stdout is not None
+
+    def ahead() -> float:
+        """Seconds by which its clock is before ours; its monotonic clock is ours."""
+        before = time.time(), time.monotonic()
+        process.stdin.write("\n")
+        process.stdin.flush()
+        wall, steady = map(float, process.stdout.readline().split())
+        assert before[1] <= steady <= time.monotonic()
+        return wall - before[0] - (steady - before[1])
+
+    jumps = set()
+    for seed in range(12):
+        assert abs(ahead()) < 1
+        with clock_jumps(found, random.Random(seed)) as what:
+            assert abs(ahead() - float(what.split()[0])) < 1
+        jumps.add(what)
+    assert {what[0] for what in jumps} == {"+", "-"}
+    process.stdin.close()
+    assert process.wait(60) == 0
+
+
+def test_a_postgresql_that_can_write_nothing_has_all_that_it_confirmed(postgres_server, tmp_path):
+    url, found = postgres_server.create(), target(tmp_path)
+    found.postgresql = postgres_server
+    with SqlStore(tmp_path, url) as store:
+        store.open()
+        store.write([entry("before").row()])
+        with store_full(found, random.Random(0)):
+            for _ in range(3):
+                with pytest.raises(Away):
+                    store.write([entry("meanwhile").row()])
+        until = time.monotonic() + 60
+        while True:
+            try:
+                store.write([entry("after").row()])
+                break
+            except Away:
+                assert time.monotonic() < until
+                time.sleep(0.1)
+        assert store.ledger.entry("before") is not None and store.ledger.entry("after") is not None
+    postgres_server.drop(url)
 
 
 def test_connections_are_cut(peer):
@@ -156,19 +231,19 @@ def test_a_full_disk_is_full_for_one_process_and_empty_again(tmp_path):
 
 
 def test_cache_files_are_damaged(tmp_path):
-    with pytest.raises(NotHere), cache_damaged(target(tmp_path), random.Random(0)):
+    with pytest.raises(NotHere), CACHE(target(tmp_path), random.Random(0)):
         pass
     folder = tmp_path / "kv" / "0" / "ab"
     folder.mkdir(parents=True)
     for n in range(40):
         (folder / f"{n:02}.kv").write_bytes(b"x" * 100)
-    with cache_damaged(target(tmp_path), random.Random(0)) as what:
+    with CACHE(target(tmp_path), random.Random(0)) as what:
         left = [path.read_bytes() for path in folder.iterdir()]
     damaged = 40 - left.count(b"x" * 100)
     assert what == f"{damaged} files" and 10 < damaged < 40
     # Files that an earlier fault has emptied are there as well.
     for seed in range(10):
-        with cache_damaged(target(tmp_path), random.Random(seed)):
+        with CACHE(target(tmp_path), random.Random(seed)):
             pass
 
 

@@ -64,6 +64,7 @@ def test_figures_of_live_pages_are_those_of_the_answers_they_come_from(tab, http
     assert text(tab, "In flight") == str(sum(one.get("inflight", 0) for one in models))
 
 
+@pytest.mark.slow
 def test_workers_of_a_stage_are_told_apart(tab, http, stack):
     """The answer of this server, as it would be with two workers that decode."""
     told = http.get(f"{stack.url}/v1/cluster").json()
@@ -86,6 +87,7 @@ def test_workers_of_a_stage_are_told_apart(tab, http, stack):
     assert found[seen["replica"]][2] == str(counted["running"]) and "prefill" not in found[seen["replica"]][0]
 
 
+@pytest.mark.slow
 def test_days_are_those_of_the_ledger_wherever_one_looks_from(new_tab, signed_in, http):
     http.post(f"/run/{CHAT}", json={"prompt": "What does math.cos do?", "max_tokens": 8})
     tab = new_tab(storage_state=signed_in, timezone_id="America/Los_Angeles")
@@ -97,6 +99,7 @@ def test_days_are_those_of_the_ledger_wherever_one_looks_from(new_tab, signed_in
     assert shown == {datetime.fromisoformat(row["time"]).day for row in rows}
 
 
+@pytest.mark.slow
 def test_prices_and_limits_of_a_model_are_the_catalogues(tab, http):
     [model] = [one for one in http.get("/models/search?per_page=1000").json()["result"] if one["name"] == CHAT]
     prices = next(one["value"] for one in model["properties"] if one["property_id"] == "price")

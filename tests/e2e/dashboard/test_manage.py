@@ -167,6 +167,7 @@ def test_a_webhook_is_made_switched_and_ended(tab, http):
     assert page.evaluate("window.ran") is None
 
 
+@pytest.mark.slow
 def test_a_prompt_is_shown_only_where_it_is_kept_and_figures_are_the_apis(tab, http):
     page = tab.page
     ask = {"messages": [{"role": "user", "content": HOSTILE}], "max_tokens": 5}

@@ -150,6 +150,7 @@ def test_reasoning_is_folded(tab):
     reasoning.wait_for()
 
 
+@pytest.mark.slow
 def test_similarities_are_those_of_the_vectors(tab, run):
     page = tab.page
     tab.open(f"#/playground?model={EMBED}")
@@ -165,6 +166,7 @@ def test_similarities_are_those_of_the_vectors(tab, run):
     assert shown[0][1] > shown[0][2]
 
 
+@pytest.mark.slow
 def test_passages_are_sorted_as_the_api_scores_them(tab, run):
     page = tab.page
     tab.open(f"#/playground?model={RERANK}")

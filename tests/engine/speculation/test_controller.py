@@ -58,7 +58,7 @@ def test_never_slower_than_plain_and_nearly_as_fast_as_can_be(name, batch, p):
 
 @pytest.mark.parametrize(("name", "batch"), [("weights", 1), ("arithmetic", 24)])
 @pytest.mark.parametrize("p", [0.1, 0.9])
-@pytest.mark.parametrize("ask", [0.02, 0.2, 1.0])
+@pytest.mark.parametrize("ask", some([0.02, 0.2, 1.0], 0.2))
 def test_a_draft_model_is_asked_where_it_pays(name, ask, p, batch):
     seconds = ask * WORLDS[name](batch, batch)
     found = world(name, [Source("draft", lambda _: p, seconds, limit=8)], batch=batch)
@@ -95,7 +95,7 @@ def test_a_request_that_accepts_nothing_is_dropped_and_the_others_go_on():
 
 
 @pytest.mark.parametrize(("first", "then"), [(0.0, 0.9), (0.9, 0.0)])
-@pytest.mark.parametrize("seconds", [0.0, 1.0])
+@pytest.mark.parametrize("seconds", some([0.0, 1.0], 0.0))
 def test_a_change_of_text_is_noticed(first, then, seconds):
     now = first
     found = world("weights", [Source("s", lambda _: now, seconds, limit=8)], batch=1)

@@ -156,7 +156,7 @@ def test_the_controller_changes_nothing_either(way, name):
 
 
 @pytest.mark.parametrize("name", ["perfect", "half_right", "draft-model-same", "ngram-recent-draft"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", some([0.0, 1.0], 1.0))
 def test_also_where_requests_are_preempted(name, temperature):
     params = {"temperature": temperature, "seed": 3, "max_tokens": 60, "ignore_eos": True, "frequency_penalty": 0.2}
     alone = {n: answer_alone(MODEL, prompt, SamplingParams(**params), eos=EOS) for n, prompt in PROMPTS.items()}

@@ -47,6 +47,7 @@ print(build.build())
     assert sorted(p.name for p in directory.iterdir()) == [build.LIBRARY, "lock"]
 
 
+@pytest.mark.slow
 def test_no_compiler_falls_back_and_says_so(tmp_path: Path) -> None:
     out, err = start(tmp_path, PATH="", CXX="").communicate(timeout=120)
     assert out.startswith("torch no C++ compiler on PATH")

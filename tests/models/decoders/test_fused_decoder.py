@@ -45,7 +45,7 @@ def prompts(count: int, longest: int = 150) -> list[list[int]]:
     return [[rng.randrange(3, 256) for _ in range(rng.randrange(1, longest))] for _ in range(count)]
 
 
-@pytest.mark.parametrize("family", some(STANDARD, "llama", "qwen3", "phi3"))
+@pytest.mark.parametrize("family", some(STANDARD, "qwen3", "phi3"))
 def test_float32_tokens_equal_generate(family, tmp_path):
     path = tiny.write_checkpoint(tmp_path, family)
     model = tiny.load(path, optimise=True)

@@ -113,7 +113,7 @@ def encode(
         batcher.close()
 
 
-@pytest.mark.parametrize("family", EMBEDDERS)
+@pytest.mark.parametrize("family", some(EMBEDDERS, "qwen3", "bert"))
 @pytest.mark.parametrize("optimise", some([False, True], True))
 def test_vectors_equal_transformers_for_every_pooling(tmp_path, family, optimise):
     model_class, config, flat = EMBEDDERS[family]

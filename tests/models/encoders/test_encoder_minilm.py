@@ -55,6 +55,7 @@ def test_similarities_are_those_its_authors_publish(embed):
     )
 
 
+@pytest.mark.slow
 def test_vectors_equal_a_padded_transformers_batch_with_masked_mean(embed, folder, tokenizer):
     from transformers import AutoModel
 
