@@ -1,4 +1,4 @@
-"""``python -m tests``: the whole suite in five processes at a time, and one line of counts for all.
+"""``python -m tests``: the whole suite in four processes at a time, and one line of counts for all.
 
 Tests of the Ray cluster wait for processes most of the time, and so do many of the others. So one process runs the
 cluster's tests, and four the rest (forks of one that has collected them): each takes the next file that none has
@@ -27,7 +27,7 @@ from typing import NamedTuple, TextIO
 # pytest's exit statuses: all passed, some failed, there were none. Any other says that not all of them have run.
 PASSED, FAILED, NO_TESTS = 0, 1, 5
 # How many processes run the rest beside the cluster's tests, and how far these go before.
-BESIDE, NICE = 4, 15
+BESIDE, NICE = 3, 15
 # More failures than these are no accident.
 MAX_AGAIN = 5
 # Of so many it is told at the end why they have failed.

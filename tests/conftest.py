@@ -12,6 +12,7 @@ import random
 import shutil
 import socket
 import ssl
+import sys
 import tempfile
 import time
 import urllib.error
@@ -26,12 +27,14 @@ from unittest.mock import patch
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.databases import empty_database
 from tests.parts import (  # noqa: F401
     pytest_addoption,
     pytest_collection_modifyitems,
     pytest_runtest_makereport,
     pytest_runtestloop,
 )
+from tests.variants import some
 
 # A machine may be busy.
 settings.register_profile("patient", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
@@ -108,7 +111,7 @@ if LocalCluster is not None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def quick_and_patient() -> Iterator[None]:
+def quick_and_patient(request: pytest.FixtureRequest) -> Iterator[None]:
     """Empty databases get their tables quickly, and look-ups have as long as a busy machine needs. HTTP clients share
     one TLS context, which none of them uses: each would read the certificates of all authorities anew, for 26 ms. The
     paths of a gateway's 350 routes are read once, and not for each of some hundred gateways.
@@ -125,6 +128,9 @@ def quick_and_patient() -> Iterator[None]:
     paths = patch("starlette.routing.compile_path", lru_cache(4096)(compile_path))
     with made_once(), shared, paths, patch("serve_app.state.reader.TIMEOUT_S", 60.0):
         yield
+    if request.config.getoption("--part") == "rest" and "ray" in sys.modules:
+        # Some of Ray's functions start a cluster where there is none, for as long as the process lives.
+        assert not sys.modules["ray"].is_initialized(), "a test has started a Ray of its own"
 
 
 @pytest.fixture(scope="module")
@@ -163,16 +169,12 @@ def postgres_server() -> Iterator[Any]:
         running.remove()
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=some(["sqlite", "postgresql"], "sqlite"))
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """The URL of an empty database: a file, and a server."""
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path / 'shared' / 'state.sqlite3'}"
-        return
-    running = request.getfixturevalue("postgres_server")
-    url = running.create()
-    yield url
-    running.drop(url)
+    """The URL of an empty database: a file, or a server. What stands on the store is run with a server where slow tests
+    are run, the store itself always (``tests/state/conftest.py``).
+    """
+    yield from empty_database(request, tmp_path)
 
 
 @pytest.hookimpl(trylast=True)

@@ -3,9 +3,10 @@
     python -m benchmarks fuzz [--minutes 5] [--only NAME] [--seed 1] [--coverage [--corpus FOLDER]] [--json]
 
 Targets are the dialects' bodies down to prompt and grammar, multipart, grammars, messages and streams of the token
-channel, chunk files of the KV cache, journals of the state directory and adapters. ``tests/benchmarks/test_fuzz.py``
-runs each for a moment. A finding is shrunk by hypothesis and printed with its input; make a test of it where the cause
-lies. With ``--coverage`` inputs are led by the code that they reach (``coverage.py``), and more targets read bytes.
+channel, chunk files of the KV cache, journals of the state directory, adapters, pictures, sounds and documents.
+``tests/benchmarks/test_fuzz.py`` runs each for a moment. A finding is shrunk by hypothesis and printed with its input;
+make a test of it where the cause lies. With ``--coverage`` inputs are led by the code that they reach
+(``coverage.py``), and more targets read bytes.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from benchmarks.fuzz import adapters, bodies, stored
+from benchmarks.fuzz import adapters, bodies, files, stored
 from serve_app.api.multipart import BodyPart, write_multipart
 from serve_app.channel import frames
 
@@ -29,6 +29,10 @@ def _message(name: str) -> Bytes:
     return Bytes(lambda data: stored.read_message(name, data), tuple(sample.encode() for sample in stored.SAMPLES))
 
 
+def _document(extension: str, right: bytes) -> Bytes:
+    return Bytes(lambda data: files.read_document(data, extension), (right,))
+
+
 def _parts() -> bytes:
     data, kind = write_multipart([BodyPart("a", b"text"), BodyPart("b", b"\0\1", "image/png", "b.png")])
     return data.replace(kind.rpartition("=")[2].strip('"').encode(), b"x")
@@ -44,5 +48,6 @@ def readers() -> dict[str, Bytes]:
         "chunk file": Bytes(stored.read_chunk, (stored.chunk_file(),)),
         "journal": Bytes(stored.read_journal, (stored.journal_file(),)),
         "adapter weights": Bytes(lambda data: adapters.read_files(adapters.TEXT, data), (adapters.RIGHT,)),
+        **{f"document {extension}": _document(extension, right) for extension, right in files.documents().items()},
         "adapter config": Bytes(lambda data: adapters.read_files(data, adapters.RIGHT), (adapters.TEXT,)),
     }

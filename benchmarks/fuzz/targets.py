@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-from benchmarks.fuzz import adapters, bodies, schemas, stored
+from benchmarks.fuzz import adapters, bodies, files, schemas, stored
 
 Target = Callable[..., None]
 
@@ -35,6 +35,9 @@ TARGETS: dict[str, tuple[Target, tuple[st.SearchStrategy[Any], ...]]] = {
     "chunk file": (stored.read_chunk, (stored.chunk_files(),)),
     "journal": (stored.read_journal, (stored.journals(),)),
     "adapter": (adapters.read_files, (adapters.CONFIGS | st.just(adapters.TEXT), adapters.FILES)),
+    # Made when they are first wanted: they need Pillow and PyAV.
+    "picture": (files.read_picture, (st.deferred(lambda: files.changed(files.pictures())),)),
+    "sound": (files.read_sound, (st.deferred(lambda: files.changed(files.sounds())),)),
     # JSON is YAML.
     "record": (stored.read_record, (bodies.changed(stored.RECORD),)),
     "settings": (stored.read_settings, (bodies.changed(stored.SETTINGS),)),

@@ -17,6 +17,7 @@ def run(home, database: str, seed: int, faults: int) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("database", ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)], indirect=True)
 def test_nothing_is_lost_and_nothing_counts_twice(database, tmp_path):
     told = run(tmp_path, database, 3, 6)

@@ -58,6 +58,7 @@ def test_polls(capsys, monkeypatch):
         checks.require()
 
 
+@pytest.mark.slow
 def test_intake(capsys):
     assert batch.main(["--parts", "intake", "--lines", "700", "--json"]) == 0
     found = figures(capsys)["intake"]

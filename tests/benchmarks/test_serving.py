@@ -33,6 +33,7 @@ def test_serving(stack, capsys):
     assert found["load"][0]["requests"] == 4 and found["prefix"]["ratio"] > 0
 
 
+@pytest.mark.slow
 def test_cancellation(stack):
     """In a process of its own, since it asks workers as a driver does that is none of Serve's replicas."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}

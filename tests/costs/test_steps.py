@@ -31,6 +31,7 @@ def a_step(draw: random.Random) -> StepSample:
     return StepSample(step.prefill_tokens, step.context_tokens, b, step.kv_tokens, true_seconds(step))
 
 
+@pytest.mark.slow
 def test_the_model_learns_another_machine_and_stays_right_for_long() -> None:
     draw = random.Random(3)
     costs = model()

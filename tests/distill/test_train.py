@@ -62,6 +62,7 @@ def test_what_is_trained_drafts_better_than_chance(method, target, prompts, tmp_
     assert (out / ".train" / ".gitignore").read_text() == "*\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", some(["eagle3", "model"], "model"))
 def test_an_interrupted_run_ends_as_an_undisturbed_one(method, target, prompts, tmp_path):
     whole, _ = run(target, prompts, tmp_path / "whole", method, steps=6)

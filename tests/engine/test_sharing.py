@@ -192,6 +192,7 @@ def test_what_a_batch_request_computed_is_found_again_in_the_cache():
     )
 
 
+@pytest.mark.slow
 def test_real_time_requests_take_every_place_but_not_for_ever():
     world = World(max_num_seqs=2)
     world.add("b", random_prompt(0, 50), batch=True, max_tokens=4)

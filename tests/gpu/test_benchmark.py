@@ -9,7 +9,7 @@ from benchmarks.gpu import gpu, shapes
 
 def test_the_benchmark_runs_on_a_cpu(tmp_path, capsys):
     folders = ["--work", str(tmp_path / "work"), "--out", str(tmp_path)]
-    assert gpu.main(["--device", "cpu", "--shapes", "tiny", "--json", *folders]) == 0
+    assert gpu.main(["--device", "cpu", "--shapes", "tiny", "--quick", "--json", *folders]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result["parity"] == {"equal_to_cpu": True, "equal_to_generate": True, "prompts": 8}
     tiny = result["shapes"]["tiny"]

@@ -97,9 +97,8 @@ def test_who_takes_too_long_loses_the_process_and_others_keep_theirs(decoder):
         decoder.sound(endless)
     beside.start()
     try:
-        for ask in (decoder.sound, lambda data: decoder.length(data, 3600.0)):
-            with pytest.raises(BadFile, match="processor time"):
-                ask(endless)
+        with pytest.raises(BadFile, match="processor time"):
+            decoder.length(endless, 3600.0)
     finally:
         done.set()
         beside.join()

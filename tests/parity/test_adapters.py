@@ -86,7 +86,7 @@ def rows(count: int) -> list[tuple[int, list[int]]]:
     return [(index % 3, prompt) for index, prompt in enumerate(prompts() * 3)][:count]
 
 
-@pytest.fixture(scope="module", params=some(FAMILIES, "gemma2", "gpt2", "gpt_oss"))
+@pytest.fixture(scope="module", params=some(FAMILIES, "gemma2", "gpt_oss"))
 def family(request, tmp_path_factory):
     """A model with both adapters in its places, the requests, and what PEFT answers to each."""
     name, folder = request.param, tmp_path_factory.mktemp(request.param)

@@ -83,6 +83,7 @@ def test_prefix_cache(family, expected):
 SAMPLED = {"temperature": 0.9, "seed": 4, "top_p": 0.95}
 
 
+@pytest.mark.slow
 def test_seeded_sampling_in_float32(family):
     """Whatever the steps were: the promise of docs/api.md."""
     batch = prompts(8)

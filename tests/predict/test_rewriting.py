@@ -95,6 +95,7 @@ def bart(folder: Path) -> tuple[tf.BartForConditionalGeneration, tf.PreTrainedTo
     return model, tokenizer
 
 
+@pytest.mark.slow
 async def test_summaries_are_transformers(work, tmp_path):
     model, tokenizer = bart(tmp_path / "model")
     worker = work("summarization", tmp_path / "model")

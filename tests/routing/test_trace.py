@@ -132,6 +132,7 @@ def p90_ttft(requests, spec: ClusterSpec) -> float:
     return quantile(Cluster(spec, build("product", spec, 0), 2.0).run(requests).ttft, 0.9)
 
 
+@pytest.mark.slow
 def test_many_gateways_with_an_owner_are_as_good_as_one(trace) -> None:
     requests = [replace(r, at=r.at / 2) for r in read_trace(trace)]
     one = p90_ttft(requests, SPEC)
@@ -176,6 +177,7 @@ def test_speeds_are_those_of_workers_in_turns(trace) -> None:
     assert [spec.gpu(worker) for worker in range(4)] == [(1.0, 1.0), (2.5, 1.0)] * 2
 
 
+@pytest.mark.slow
 def test_requests_stay_in_their_zone_and_little_crosses(trace) -> None:
     spec = replace(SPEC, nodes=4, zones=2, gateways=2)
     requests = read_trace(trace)

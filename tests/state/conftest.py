@@ -8,6 +8,13 @@ from pathlib import Path
 import pytest
 
 from serve_app.state.store.sql import SqlStore
+from tests.databases import empty_database
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of an empty database: a file, and a server."""
+    yield from empty_database(request, tmp_path)
 
 
 @pytest.fixture

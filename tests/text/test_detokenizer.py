@@ -56,6 +56,7 @@ def test_deltas_of_any_ids_join_to_the_whole_decoding(every, data):
         assert "".join(stream.feed(i) for i in ids) + stream.finish() == tokenizer.decode(ids)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_bytes_that_are_no_characters_cost_themselves_and_nothing_else(every, data):

@@ -94,6 +94,7 @@ def test_a_made_up_name_is_not_known(chat):
     assert "don't know" in chat.answer("What does zubafo.kelimo do?")
 
 
+@pytest.mark.slow
 def test_draft_tokens_are_accepted(chat):
     draft, total = evaluate.Chat("pico-draft").model, evaluate.Acceptance()
     for question in (

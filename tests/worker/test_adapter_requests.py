@@ -117,6 +117,7 @@ def prompt(seed: int, length: int) -> list[int]:
     return np.random.default_rng(seed).integers(3, 256, length).tolist()
 
 
+@pytest.mark.slow
 async def test_more_adapters_than_places_answer_in_one_batch_as_if_merged(decode, inbox, store):
     ids = prompt(1, 70)
 

@@ -75,7 +75,7 @@ def at(prompt: Prompt) -> tuple[MediaAt, ...]:
 
 @pytest.fixture(
     scope="module",
-    params=some(SENSES, "qwen2_5_vl", "mllama", "voxtral"),
+    params=some(SENSES, "mllama", "voxtral"),
 )
 def family(request):
     return request.param

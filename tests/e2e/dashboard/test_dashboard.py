@@ -75,6 +75,7 @@ def test_a_chat_streams_and_tells_what_the_api_tells(tab, http):
     assert said == re.sub("`", "", answer)
 
 
+@pytest.mark.slow
 def test_usage_equals_the_api(tab, http):
     http.post(f"/run/{CHAT}", json={"prompt": "What does math.cos do?"})
     tab.open("#/usage?range=7d&by=model")

@@ -121,6 +121,7 @@ def test_prices_and_limits_of_a_model_are_the_catalogues(tab, http):
         assert [float(part) for part in re.findall(r"[\d.]+", bounds)] == [low] + [high] * (high < 2**31 - 1)
 
 
+@pytest.mark.slow
 def test_what_a_batch_took_is_the_batchs(tab, http):
     asked = [{"prompt": f"What does math.{name} do?", "max_tokens": 4} for name in ("sin", "tan", "exp")]
     made = http.post(
@@ -139,6 +140,7 @@ def test_what_a_batch_took_is_the_batchs(tab, http):
     assert Decimal(cells[4].lstrip("$")) == Decimal(told["cost"]["amount"])
 
 
+@pytest.mark.slow
 def test_decisions_are_the_apis(tab, http):
     page = tab.page
     tab.open(f"#/playground?model={CHAT}")

@@ -153,6 +153,7 @@ def test_bucket_sizes():
     assert all(b / a <= 2 for a, b in zip(sizes, sizes[1:], strict=False))
 
 
+@pytest.mark.slow
 def test_steps_run_ahead_over_graphs(model):
     """The logits of all graphs are one buffer, which the step that is launched next overwrites."""
     from serve_app.engine.gpu.overlap import OverlapEngine

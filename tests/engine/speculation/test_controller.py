@@ -94,6 +94,7 @@ def test_a_request_that_accepts_nothing_is_dropped_and_the_others_go_on():
     assert verified[0] < 0.05 * verified[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("first", "then"), [(0.0, 0.9), (0.9, 0.0)])
 @pytest.mark.parametrize("seconds", some([0.0, 1.0], 0.0))
 def test_a_change_of_text_is_noticed(first, then, seconds):
@@ -107,6 +108,7 @@ def test_a_change_of_text_is_noticed(first, then, seconds):
         assert found.speedup > 0.97
 
 
+@pytest.mark.slow
 def test_a_cost_that_came_and_went_is_tried_again():
     found = world("weights", [Source("ngram", lambda _: 0.9)], batch=1)
     assert found.run(300).speedup > 2

@@ -8,6 +8,7 @@ from benchmarks.speculation.ablation import LEAST, ratios
 from tests.variants import some
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("costs", some(["recorded", "rows", "ahead"], "recorded"))
 def test_prose_is_never_slower_than_plain_decoding(costs):
     assert min(ratios({}, [(costs, "ngram+draft", "prose", batch) for batch in (1, 4, 16)])) >= LEAST

@@ -142,6 +142,7 @@ async def test_an_account_that_holds_every_place_gives_some_to_another_that_asks
         assert cluster.texts[name] == answer_alone(cluster.model, prompt, params).tokens, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("weight", "expected"), [(1.0, 4), (3.0, 6)])
 async def test_two_accounts_that_want_everything_have_their_shares_of_all_workers(cluster, weight, expected):
     for n in range(16):

@@ -89,6 +89,7 @@ def test_strided_queries_and_a_shared_prefix(device: torch.device) -> None:
     torch.testing.assert_close(got.cpu().double(), want, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("units", [1, pytest.param(60, marks=pytest.mark.slow)])
 def test_decodes_beside_a_prompt_have_tiles_of_their_own(units: int, device: torch.device, monkeypatch) -> None:
     from serve_app.kernels.gpu import attention, plan

@@ -29,7 +29,7 @@ def test_logits(family, dtype, allowed, device, tmp_path):
 @pytest.mark.parametrize(
     ("family", "dtype"),
     some([(f, d) for f in (*tiny.MIXTURES, "mixtral") for d in ("float32", "bfloat16")],
-         ("gpt_oss", "float32"), names=2),
+         names=2),
 )  # fmt: skip
 def test_logits_of_mixtures(family, dtype, device, tmp_path):
     from serve_app.kernels.gpu.backend import triton_operators

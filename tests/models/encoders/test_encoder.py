@@ -186,6 +186,7 @@ def test_padding_is_bounded_where_a_model_must_pad(tmp_path):
     assert lengths.sum() < model.padded_tokens(lengths) <= lengths.sum() / (1 - MAX_PADDING)
 
 
+@pytest.mark.slow
 def test_limits_come_from_the_position_table(tmp_path):
     for family in ("bert", "xlm_roberta"):
         write(tmp_path / family, *EMBEDDERS[family][:2])
@@ -282,6 +283,7 @@ def test_a_causal_model_scores_by_the_logits_of_yes_and_no(tmp_path):
     np.testing.assert_allclose(encode(model, sequences), wanted, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_an_embedder_with_longrope_does_not_depend_on_its_batch(tmp_path):
     rope = {
         "rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 32, "factor": 4.0,

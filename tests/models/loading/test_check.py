@@ -77,6 +77,7 @@ def test_a_wrong_mask_is_seen_and_the_model_refused(monkeypatch):
     assert "differs by" in verdict.differs
 
 
+@pytest.mark.slow
 def test_a_scale_by_the_place_in_the_batch_is_seen(monkeypatch):
     """Llama 4's queries without rotation are scaled by their position, which is each request's own."""
     from transformers import Llama4ForCausalLM, Llama4TextConfig
@@ -191,6 +192,7 @@ def test_missing_weights_are_never_made_up(spoiled):
         load()
 
 
+@pytest.mark.slow
 def test_texts_that_outgrow_their_rotation_are_computed_anew(tmp_path):
     """Against generate, beside short texts, across the original length and from the prefix cache."""
     rope = {

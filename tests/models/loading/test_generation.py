@@ -43,7 +43,7 @@ CONFIGS = {
         "eos_token_id": [2, *range(60, 90)], "forced_eos_token_id": 3, "bad_words_ids": [[2], [61], [9]],
     },
 }  # fmt: skip
-SLOW = {"repetition below 1", "no token twice", "no repeated triple", "several ends", "suppressed", "least"}
+SLOW = set(CONFIGS) - {"all", "no repeated pair", "forced end"}
 PROMPTS = [[17], [3, 9, 200, 9, 200], [(7 * i * i + 5) % 250 for i in range(60)], [11, 12, 13] * 10]
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -129,6 +129,7 @@ def test_bad_words(configured, loaded, plain):
     assert answers(model)[0] == answers(model, speculate=True)[0] == wanted * 2 != plain
 
 
+@pytest.mark.slow
 def test_after_preemption(configured, loaded):
     path = configured({"no_repeat_ngram_size": 2, "begin_suppress_tokens": list(range(99)), "min_new_tokens": NEW})
     model = both(loaded, path)
@@ -147,6 +148,7 @@ def test_a_request_says_otherwise(configured):
     assert found["on"] != found["off"] == without
 
 
+@pytest.mark.slow
 def test_what_older_folders_have_in_their_configuration(configured):
     path = configured({"repetition_penalty": 1.3, "no_repeat_ngram_size": 3}, "config.json")
     wanted = expected(path)
