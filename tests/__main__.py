@@ -1,9 +1,10 @@
 """``python -m tests``: the whole suite in four processes at a time, and one line of counts for all.
 
 Tests of the Ray cluster wait for processes most of the time, and so do many of the others. So one process runs the
-cluster's tests, and four the rest (forks of one that has collected them): each takes the next file that none has
+cluster's tests, and three the rest (forks of one that has collected them): each takes the next file that none has
 begun, so that all end at the same time.
-The cluster goes first where all want to compute. What its tests print is seen at once, the rest when all has ended.
+The rest has what the cluster's tests leave of the cores (Linux's SCHED_IDLE): these take longer with every process that
+they share them with. What they print is seen at once, the rest when all has ended.
 
 Where few tests have failed they are run again, alone. What passes then is reported, and does not fail the run. Why
 each has failed, both times, is told once more in short at the very end.
@@ -26,8 +27,8 @@ from typing import NamedTuple, TextIO
 
 # pytest's exit statuses: all passed, some failed, there were none. Any other says that not all of them have run.
 PASSED, FAILED, NO_TESTS = 0, 1, 5
-# How many processes run the rest beside the cluster's tests, and how far these go before.
-BESIDE, NICE = 3, 15
+# How many processes run the rest beside the cluster's tests.
+BESIDE = 3
 # More failures than these are no accident.
 MAX_AGAIN = 5
 # Of so many it is told at the end why they have failed.
@@ -173,9 +174,17 @@ def start_rest(pytest: Pytest, files: list[str], between: str) -> subprocess.Pop
     """The process that becomes those that share ``files`` out, in the folder ``between``."""
     command = pytest.command("rest", files, "--processes", str(BESIDE), "--between", between)
     return subprocess.Popen(
-        ["nice", "-n", str(NICE), *command],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=half_of_the_cores(),
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=half_of_the_cores(),
+        preexec_fn=give_way,
     )  # fmt: skip
+
+
+def give_way() -> None:
+    """To every other process, for this one and those it starts."""
+    if hasattr(os, "SCHED_IDLE"):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    else:
+        os.nice(15)
 
 
 class Ended(NamedTuple):

@@ -1,6 +1,7 @@
 """The documents say what the code says: snippets compile, names exist, codes agree, links lead somewhere."""
 
 import argparse
+import ast
 import re
 from functools import cache
 from pathlib import Path
@@ -172,6 +173,17 @@ def test_every_promise_of_security_names_tests_that_exist() -> None:
         assert tests, f"no test shows it: {promise}"
         for file, function in tests:
             assert not function or f"def {function}(" in (ROOT / file).read_text(), f"{promise}: {file}::{function}"
+
+
+def test_proofs_of_security_that_not_every_run_has_are_marked() -> None:
+    for file, function, note in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`( \([^)]*\))?", text("docs/security.md")):
+        tree = ast.parse((ROOT / file).read_text())
+        [found] = [node for node in ast.walk(tree) if getattr(node, "name", "") == function]
+        marks = [ast.unparse(mark) for mark in found.decorator_list]
+        if "pytest.mark.slow" in marks:
+            assert note.startswith(" (slow"), f"{file}::{function} is slow"
+        elif any("pytest.mark.slow" in mark or "some(" in mark for mark in marks):
+            assert note.startswith(" (partly slow"), f"{file}::{function} is partly slow"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
