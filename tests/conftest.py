@@ -37,7 +37,7 @@ from tests.parts import (  # noqa: F401
 from tests.variants import some
 
 # A machine may be busy.
-settings.register_profile("patient", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("patient", deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
 if not any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")):

@@ -46,7 +46,9 @@ def test_cancellation(stack):
 @pytest.mark.parametrize(
     "few", [["--parts", "light", "--seconds", "0.3"], pytest.param(["--seconds", "2"], marks=pytest.mark.slow)]
 )
-def test_fairness(stack, capsys, few):
+def test_fairness(stack, capsys, monkeypatch, few):
+    if "--parts" in few:
+        monkeypatch.setattr(tenants, "TOKENS", 8)
     try:
         assert fairness.main(["--home", str(stack.home), "--rounds", "1", *few, "--json"]) == 0
     finally:
@@ -68,6 +70,7 @@ def test_first_tokens(stack):
     assert checks.require() == 1 and client.checks.require() == 2
 
 
+@pytest.mark.slow
 def test_interference(ray_cluster, capsys, checkpoint_here):
     few = ["--size", "tiny", "--streams", "2", "--prompt", "64", "--under-way", "1", "--seconds", "0.3"]
     assert interference.main([*few, "--rounds", "1", "--beside", "chunked", "--json"]) == 0

@@ -103,6 +103,7 @@ def test_usage_equals_the_api(tab, http):
     assert lines[0].startswith("time,model,requests") and any(CHAT in line for line in lines[1:])
 
 
+@pytest.mark.slow
 def test_an_adapter_is_uploaded_tried_and_deleted(tab, http):
     page = tab.page
     name = f"browser-{uuid4().hex[:8]}"
@@ -130,6 +131,7 @@ def test_an_adapter_is_uploaded_tried_and_deleted(tab, http):
     assert page.evaluate("window.ran") is None
 
 
+@pytest.mark.slow
 def test_a_batch_is_sent_and_its_results_are_shown(tab, http):
     page = tab.page
     tab.open("#/batches")

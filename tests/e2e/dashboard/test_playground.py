@@ -35,6 +35,7 @@ def said(http, **asked: object) -> str:
     return answer.json()["choices"][0]["message"]["content"].replace("`", "")
 
 
+@pytest.mark.slow
 def test_two_settings_stand_side_by_side(tab, http):
     page = tab.page
     tab.open(f"#/playground?model={CHAT}")

@@ -139,6 +139,7 @@ async def test_a_session_meets_the_same_worker_at_either(pair, gateways, clients
         assert [p["decoded"]["own"] for p in paths[1:]] == [paths[1]["received"]["prompt_tokens"] // 32 * 32] * 2
 
 
+@pytest.mark.slow
 async def test_what_is_sent_to_a_worker_stays_within_its_places(pair, gateways, clients):
     client = await clients()
     most: Counter[str] = Counter()
