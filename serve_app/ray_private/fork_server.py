@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from serve_app.ray_private.preload import FIRST, THEN, TORCH, TORCH_THEN, load
+from serve_app.ray_private.steady import measure_steadily
 
 # The only program that is forked; SETUP runs it in the environment that an actor asks for.
 WORKER, SETUP = "default_worker.py", "setup_worker.py"
@@ -228,6 +229,7 @@ def serve(link: socket.socket, distinct: dict[str, str], modules: tuple[str, ...
     os.environ.update(distinct)
     with _fixed_class_ids():
         load(modules)
+    measure_steadily()
     if not _forks_differ():
         return  # launchers do without
     while (birth := Birth.receive(link)) is not None:

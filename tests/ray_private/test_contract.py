@@ -45,6 +45,7 @@ FORKS = ("workers are executed one by one instead of forked: a start takes secon
 DAEMONS = ("daemons that one machine has no use for start as well", "head.py")
 STATUS = ("no gateway knows which models can answer", "status.py")
 VERSIONS = ("scaling a model by hand starts all its replicas anew", "versions.py")
+STEADY = ("a wall clock that is put back keeps replicas and HAProxy from being looked after", "steady.py")
 TESTS = ("tests only", "tests/ray_private/names.py")
 
 USED = [
@@ -83,6 +84,8 @@ USED = [
     Used("ray.serve._private.controller:ServeController.get_target_groups", None, *TESTS),
     Used("ray._private.internal_api:memory_summary", None, *TESTS),
     Used("ray._raylet:setproctitle", None, *TESTS),
+    Used("ray.serve._private.deployment_state:time.time", None, *STEADY),
+    Used("ray._common.utils:Timer.time", ("self",), *STEADY),
     Used("ray._common.utils:import_attr", ("full_path",), *TESTS),
     Used("ray.serve._private.api:call_user_app_builder_with_args_if_necessary", ("builder", "args"), *TESTS),
     Used("ray.serve._private.build_app:build_app", None, *TESTS),

@@ -62,6 +62,21 @@ def test_a_delay_and_a_pause_hold_messages_back(store):
     assert store.queues.pull(paused, 5, 30, NOON + 100) == []
 
 
+def test_what_was_sent_before_the_clock_was_put_back_does_not_wait_for_that_time(store):
+    queue, other = store.queues.create("a", "q", NOON), bound(store)[0]
+    store.queues.push(queue, [new(0), new(1, delay_s=20.0)], CALLER, NOON + 3600)
+    store.queues.push(other, [new(2), new(3, delay_s=20.0)], CALLER, NOON + 3600)
+    # It is leased to one all the same, and put off as others are.
+    (found,) = store.queues.pull(queue, 5, 30, NOON)
+    assert numbers([found]) == [0] and store.queues.pull(queue, 5, 30, NOON) == []
+    assert store.queues.settle(queue, [], [(found.lease, 40.0)], NOON + 1).retried == 1
+    assert store.queues.pull(queue, 5, 30, NOON + 40) == []
+    assert numbers(store.queues.pull(queue, 5, 30, NOON + 41)) == [0]
+    assert store.queues.waiting(NOON)["m"].requests == 1
+    assert len(store.queues.take(["m"], 5, NOON, NOON + 30)) == 1
+    assert store.queues.take(["m"], 5, NOON, NOON + 30) == []
+
+
 @pytest.mark.parametrize("said", [True, False])
 def test_after_the_last_attempt_a_message_goes_to_the_dead_letters(store, said):
     queue, dead = store.queues.create("a", "q", NOON), store.queues.create("a", "dead", NOON)

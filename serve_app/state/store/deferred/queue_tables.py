@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Boolean, Column, Double, ForeignKey, Index, LargeBinary, String, Table
+from sqlalchemy import BigInteger, Boolean, Column, ColumnElement, Double, ForeignKey, Index, LargeBinary, String, Table
 
 from serve_app.state.store.deferred.batch_tables import metadata
 
@@ -45,3 +45,15 @@ queue_messages = Table(
     Index("queue_messages_by_time", "queue", "visible", "sent"),
     Index("queue_messages_by_lease", "lease"),
 )
+
+# By so many seconds clocks of gateways may differ.
+AHEAD_S = 60.0
+
+
+def due(now: float) -> ColumnElement[bool]:
+    """Messages that wait for nothing. One without a delay that was sent later than now was sent before the clock was
+    put back: it does not wait until then.
+    """
+    of = queue_messages.c
+    moved = (of.sent > now + AHEAD_S) & (of.visible <= of.sent) & (of.attempts == 0)
+    return ((of.visible <= now) | moved) & (of.expires > now)

@@ -14,8 +14,8 @@ from serve_app.state.callers.accounts import Caller
 from serve_app.state.deferred.batches import Waiting
 from serve_app.state.deferred.queues import Answered, Consumer, Message, New, Queue, Task
 from serve_app.state.store.database import Database
+from serve_app.state.store.deferred.queue_tables import due, queues
 from serve_app.state.store.deferred.queue_tables import queue_messages as messages
-from serve_app.state.store.deferred.queue_tables import queues
 from serve_app.state.store.spending.ledger import LedgerTable
 
 _JSON = msgspec.json.Encoder()
@@ -83,7 +83,7 @@ class QueueWork:
     def waiting(self, now: float) -> dict[str, Waiting]:
         joined = messages.join(queues, queues.c.id == messages.c.queue)
         counted = sa.select(queues.c.model, sa.func.count(), sa.func.min(messages.c.expires)).select_from(joined)
-        there = (queues.c.model > "") & ~queues.c.paused & (messages.c.visible <= now) & (messages.c.expires > now)
+        there = (queues.c.model > "") & ~queues.c.paused & due(now)
         with self._database.reading() as connection:
             rows = connection.execute(counted.where(there).group_by(queues.c.model)).all()
         return {model: Waiting(count, expires) for model, count, expires in rows}
@@ -95,12 +95,11 @@ class QueueWork:
             of = list(connection.execute(bound))
         if not of:
             return found
-        ready = (messages.c.visible <= now) & (messages.c.expires > now)
         # A share for each queue, so that a long one holds no other up.
         share = max(1, limit // len(of))
         with self._database.writing() as connection:
             for row in of:
-                query = sa.select(messages).where((messages.c.queue == row.id) & ready)
+                query = sa.select(messages).where((messages.c.queue == row.id) & due(now))
                 query = query.order_by(messages.c.visible, messages.c.sent).limit(min(share, limit - len(found)))
                 for each in connection.execute(query.with_for_update(skip_locked=True)).all():
                     lease = f"{each.id}.{secrets.token_hex(8)}"

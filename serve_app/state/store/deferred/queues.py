@@ -22,8 +22,8 @@ from serve_app.state.deferred.queues import (
     Queue,
     QueueError,
 )
+from serve_app.state.store.deferred.queue_tables import due, queues
 from serve_app.state.store.deferred.queue_tables import queue_messages as messages
-from serve_app.state.store.deferred.queue_tables import queues
 from serve_app.state.store.deferred.queue_work import QueueWork
 from serve_app.state.store.tables import subscriptions
 
@@ -124,8 +124,12 @@ class QueueTables(QueueWork):
         if queue.paused:
             return []
         consumer = queue.consumer or Consumer("", "http_pull", 0.0)
-        ready = (messages.c.queue == queue.id) & (messages.c.visible <= now) & (messages.c.expires > now)
-        query = sa.select(messages).where(ready).order_by(messages.c.visible, messages.c.sent).limit(limit)
+        query = (
+            sa.select(messages)
+            .where((messages.c.queue == queue.id) & due(now))
+            .order_by(messages.c.visible, messages.c.sent)
+            .limit(limit)
+        )
         with self._database.reading() as connection:
             if connection.execute(query.with_only_columns(messages.c.id).limit(1)).first() is None:
                 return []
