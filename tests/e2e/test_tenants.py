@@ -163,6 +163,7 @@ async def test_a_light_tenant_passes_a_hostile_ones_queue(stack, tenants):
     await asyncio.to_thread(wait_for, lambda: idle(stack), 30)
 
 
+@pytest.mark.slow
 async def test_who_holds_every_place_gives_some_back_to_another_that_asks(stack, tenants):
     """Before any of the streams has ended that hold the places."""
     hog, light = await tenants("hog"), await tenants("light")
