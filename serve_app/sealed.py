@@ -16,8 +16,13 @@ def write_sealed(path: Path, data: bytes) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
-        file.write(_seal(data) + data)
-    os.replace(file.name, path)
+        try:
+            file.write(_seal(data) + data)
+            file.flush()
+            os.replace(file.name, path)
+        except OSError:  # a full disk is left as it was
+            os.unlink(file.name)
+            raise
 
 
 def read_sealed(path: Path) -> bytes | None:

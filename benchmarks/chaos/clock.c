@@ -5,7 +5,6 @@
  * by the wall clock would have to be lied to by the kernel as well, or it would sleep for as long as the jump. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
-#include <errno.h>
 #include <fcntl.h>
 #include <link.h>
 #include <math.h>

@@ -187,7 +187,7 @@ FAULTS = (
     Fault("adapters-damaged", "workers' copies of adapters are changed, cut and deleted",
           damaged("adapters/*.json", "adapters/packed/*/*")),
     Fault("checks-damaged", "what starts have found out about weights is changed, cut and deleted",
-          damaged("checks/*.json", "costs/*")),
+          damaged("checks/*.json")),
     Fault("token-deleted", "Ray's token is deleted", token_deleted, hold=SHORT),
     Fault("memory-short", "another process holds up to 2 GiB of memory, 25 % of the machine's stay free",
           beside(HOLD_MEMORY), hold=SHORT),
