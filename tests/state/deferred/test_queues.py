@@ -66,15 +66,17 @@ def test_what_was_sent_before_the_clock_was_put_back_does_not_wait_for_that_time
     queue, other = store.queues.create("a", "q", NOON), bound(store)[0]
     store.queues.push(queue, [new(0), new(1, delay_s=20.0)], CALLER, NOON + 3600)
     store.queues.push(other, [new(2), new(3, delay_s=20.0)], CALLER, NOON + 3600)
-    # It is leased to one all the same, and put off as others are.
+    assert store.queues.pull(queue, 5, 30, NOON) == [] and store.queues.take(["m"], 5, NOON, NOON + 30) == []
+    store.queues.trim(NOON)
+    # It is leased to one, put off as others are, and delays count from now.
     (found,) = store.queues.pull(queue, 5, 30, NOON)
     assert numbers([found]) == [0] and store.queues.pull(queue, 5, 30, NOON) == []
     assert store.queues.settle(queue, [], [(found.lease, 40.0)], NOON + 1).retried == 1
-    assert store.queues.pull(queue, 5, 30, NOON + 40) == []
-    assert numbers(store.queues.pull(queue, 5, 30, NOON + 41)) == [0]
     assert store.queues.waiting(NOON)["m"].requests == 1
     assert len(store.queues.take(["m"], 5, NOON, NOON + 30)) == 1
     assert store.queues.take(["m"], 5, NOON, NOON + 30) == []
+    assert numbers(store.queues.pull(queue, 5, 30, NOON + 20)) == [1]
+    assert len(store.queues.take(["m"], 5, NOON + 20, NOON + 50)) == 1
 
 
 @pytest.mark.parametrize("said", [True, False])

@@ -51,9 +51,10 @@ AHEAD_S = 60.0
 
 
 def due(now: float) -> ColumnElement[bool]:
-    """Messages that wait for nothing. One without a delay that was sent later than now was sent before the clock was
-    put back: it does not wait until then.
-    """
-    of = queue_messages.c
-    moved = (of.sent > now + AHEAD_S) & (of.visible <= of.sent) & (of.attempts == 0)
-    return ((of.visible <= now) | moved) & (of.expires > now)
+    """Messages that wait for nothing."""
+    return (queue_messages.c.visible <= now) & (queue_messages.c.expires > now)
+
+
+def sent_later(now: float) -> ColumnElement[bool]:
+    """Messages that nobody has had, and that were sent before the clock was put back: they would wait until then."""
+    return (queue_messages.c.sent > now + AHEAD_S) & (queue_messages.c.attempts == 0)

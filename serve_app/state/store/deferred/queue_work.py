@@ -14,7 +14,7 @@ from serve_app.state.callers.accounts import Caller
 from serve_app.state.deferred.batches import Waiting
 from serve_app.state.deferred.queues import Answered, Consumer, Message, New, Queue, Task
 from serve_app.state.store.database import Database
-from serve_app.state.store.deferred.queue_tables import due, queues
+from serve_app.state.store.deferred.queue_tables import due, queues, sent_later
 from serve_app.state.store.deferred.queue_tables import queue_messages as messages
 from serve_app.state.store.spending.ledger import LedgerTable
 
@@ -152,6 +152,13 @@ class QueueWork:
             self._put(connection, row, [new], caller, now)
 
     def trim(self, now: float) -> None:
+        later = sent_later(now)
+        with self._database.reading() as connection:
+            moved = connection.execute(sa.select(messages.c.id).where(later).limit(1)).first() is not None
+        if moved:
+            with self._database.writing() as connection:
+                right = {"sent": now, "visible": now + messages.c.visible - messages.c.sent}
+                connection.execute(sa.update(messages).where(later).values(**right))
         old = sa.select(messages.c.id).where(messages.c.expires <= now).limit(_TRIM)
         with self._database.reading() as connection:
             if connection.execute(old.limit(1)).first() is None:
