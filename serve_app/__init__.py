@@ -6,11 +6,15 @@ reached through its own package.
 
 from typing import TYPE_CHECKING, Any
 
+from serve_app import lean_torch
+
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from serve_app.binding import AI, AsyncAI
     from serve_app.state.manage import Accounts
+
+lean_torch.begin()
 
 __all__ = ["AI", "Accounts", "AsyncAI", "__version__"]
 

@@ -3,8 +3,8 @@
 Tests of the Ray cluster wait for processes most of the time, and so do many of the others. So one process runs the
 cluster's tests, and three the rest (forks of one that has collected them): each takes the next file that none has
 begun, so that all end at the same time.
-The rest has what the cluster's tests leave of the cores (Linux's SCHED_IDLE): these take longer with every process that
-they share them with. What they print is seen at once, the rest when all has ended.
+The rest has what the cluster's tests leave of the cores: these take longer with every process that they share them
+with. What they print is seen at once, the rest when all has ended.
 
 Where few tests have failed they are run again, alone. What passes then is reported, and does not fail the run. Why
 each has failed, both times, is told once more in short at the very end.
@@ -12,9 +12,11 @@ each has failed, both times, is told once more in short at the very end.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -104,10 +106,15 @@ def run_all(pytest: Pytest) -> tuple[int, Counter[str]]:
         theirs = [str(path) for path in files if may_need_the_cluster(path)]
         cluster = subprocess.Popen(pytest.command("cluster", theirs), stdout=subprocess.PIPE, text=True)
         assert cluster.stdout is not None
-        total = show(iter(lambda: cluster.stdout.read(1), ""), sys.stdout)  # type: ignore[union-attr]
-        codes, took = [cluster.wait()], [time.monotonic() - started]
-        # Where it could not collect the tests it says so itself.
-        total += show(others.communicate()[0], sys.stdout)
+        try:
+            total = show(iter(lambda: cluster.stdout.read(1), ""), sys.stdout)  # type: ignore[union-attr]
+            codes, took = [cluster.wait()], [time.monotonic() - started]
+            # Where it could not collect the tests it says so itself.
+            total += show(others.communicate()[0], sys.stdout)
+        finally:
+            # A terminal's Ctrl-C does not reach another session.
+            if others.poll() is None:
+                os.killpg(others.pid, signal.SIGINT)
         codes.append(others.returncode)
         for one in ended(Path(between)):
             total += show(one.said, sys.stdout)
@@ -175,16 +182,22 @@ def start_rest(pytest: Pytest, files: list[str], between: str) -> subprocess.Pop
     command = pytest.command("rest", files, "--processes", str(BESIDE), "--between", between)
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=half_of_the_cores(),
-        preexec_fn=give_way,
+        preexec_fn=give_way, start_new_session=True,
     )  # fmt: skip
 
 
 def give_way() -> None:
-    """To every other process, for this one and those it starts."""
+    """To every other process, for this one and those it starts.
+
+    Linux may share the cores out between sessions first (sched(7), "The autogroup feature"). Then what a process gives
+    way to is its own session only, and each of Ray's workers has one: the session has to give way as well.
+    """
     if hasattr(os, "SCHED_IDLE"):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     else:
         os.nice(15)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/autogroup").write_text("19")
 
 
 class Ended(NamedTuple):

@@ -8,6 +8,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import pytest
+
 from serve_app.config import load_settings
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -22,6 +24,7 @@ def test_it(tmp_path):
 """
 
 
+@pytest.mark.slow
 def test_a_session_leaves_nothing(tmp_path):
     inner, scratch = ROOT / "tests" / f"test_inner_{os.getpid()}.py", tmp_path / "tmp"
     scratch.mkdir()

@@ -155,6 +155,7 @@ def test_that_its_clean_up_fails(request):
 """
 
 
+@pytest.mark.slow
 def test_what_passes_when_it_is_run_again_is_reported_and_what_fails_twice_fails_the_run(tmp_path, monkeypatch):
     """By pytest itself, on a file of three tests that fail."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")

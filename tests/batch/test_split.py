@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve_app.api.errors import InvalidInput
@@ -28,6 +28,7 @@ def cut(data: bytes, size: int = 7, longest: int = 1000):
     return found, items.finish()
 
 
+@settings(max_examples=8)
 @given(ITEMS, st.dictionaries(st.text(max_size=8).filter(lambda key: key != "requests"), VALUES, max_size=2),
        st.booleans(), st.integers(1, 40), st.booleans())  # fmt: skip
 def test_items_of_an_array(listed, more, first, size, indented):

@@ -196,6 +196,7 @@ async def page(serve, tmp_path: Path) -> AsyncIterator[Page]:  # noqa: F811
     assert made.problems == []
 
 
+@pytest.mark.slow
 async def test_a_picture_is_dropped_and_what_is_on_it_is_drawn(page: Page) -> None:
     image, things = draw(Random("detect 4"), 3)
     file = png(image.resize((256, 256)))

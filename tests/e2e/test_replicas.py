@@ -189,6 +189,7 @@ async def test_every_worker_tells_every_gateway_of_its_load(application, inbox):
     await other.aclose()
 
 
+@pytest.mark.slow
 async def test_the_same_prompt_on_another_decode_replica_is_cached(application, inbox, stack):
     decode, _ = application
     catalog = load_catalog(stack.home)

@@ -213,11 +213,11 @@ async def test_who_would_be_late_is_refused_at_once(stack, tenants):
 
 async def test_waiting_requests_survive_the_loss_of_their_workers(stack, tenants):
     tenant = await tenants("patient")
-    alone = (await tenant.ask(body(7, 40))).json()["result"]["response"]
-    async with flood(stack, tenant, 40, under_way=MANY + 16, to_the_end=True) as answered:
+    alone = (await tenant.ask(body(7, 20))).json()["result"]["response"]
+    async with flood(stack, tenant, 20, under_way=MANY + 16, to_the_end=True) as answered:
         killed = await asyncio.to_thread(kill, stack, "decode")
     assert len(answered) >= MANY + 16
-    assert all(result["usage"]["completion_tokens"] == 40 for _, result in answered)
+    assert all(result["usage"]["completion_tokens"] == 20 for _, result in answered)
     assert {result["response"] for number, result in answered if number == 7} == {alone}
     await asyncio.to_thread(replaced, stack, "decode", killed)
 

@@ -12,7 +12,7 @@ from tests import hearing, tiny
 from tests.variants import some
 
 
-@pytest.fixture(scope="module", params=some(hearing.FAMILIES, "voxtral", "qwen2_audio"))
+@pytest.fixture(scope="module", params=some(hearing.FAMILIES, "voxtral"))
 def path(request, tmp_path_factory):
     return hearing.write(tmp_path_factory.mktemp("model") / request.param, request.param)
 

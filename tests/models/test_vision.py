@@ -14,7 +14,7 @@ from tests.variants import some
 
 
 @pytest.fixture(
-    scope="module", params=some([f for f in sight.FAMILIES if f != "mllama"], "gemma3", "llama4", "qwen2_5_vl")
+    scope="module", params=some([f for f in sight.FAMILIES if f != "mllama"], "gemma3", "qwen2_5_vl")
 )
 def path(request, tmp_path_factory):
     return sight.write(tmp_path_factory.mktemp("model") / request.param, request.param)

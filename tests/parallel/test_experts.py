@@ -20,6 +20,7 @@ from tests import tiny
 from tests.parallel.groups import divided
 from tests.parallel.test_divided import NEW_TOKENS, generate, prompts
 from tests.parallel.test_quantized import write
+from tests.variants import some
 
 
 def test_how_many_ranks_a_row_reaches():
@@ -92,7 +93,7 @@ def test_what_experts_had_to_do_is_kept(tmp_path):
 CASES = [("mixtral", 2, 1, "always"), ("qwen3_moe", 4, 1, "never"), ("deepseek_v3", 2, 2, "always")]
 
 
-@pytest.mark.parametrize("case", [CASES[0], *(pytest.param(c, marks=pytest.mark.slow) for c in CASES[1:])], ids=str)
+@pytest.mark.parametrize("case", some(CASES), ids=str)
 def test_copies_follow_what_was_wanted(tmp_path, one_thread, monkeypatch, case):
     """What one start counts places the experts of the next, and answers stay what they are."""
     family, tensor, pipeline, dispatch = case

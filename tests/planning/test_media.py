@@ -27,7 +27,7 @@ CONTEXT = sight.TEXT["max_position_embeddings"]
 # Of a batch: tiny models have tiny pictures.
 BUDGET = 64
 # In every run; the others are like one of these.
-QUICK = ("llava", "mllama", "qwen2_5_vl", "qwen2_audio")
+QUICK = ("llava", "qwen2_audio")
 FAMILIES = [
     pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in (*sight.FAMILIES, *hearing.FAMILIES)
 ]

@@ -78,7 +78,7 @@ async def test_transcripts_are_transformers(work, tmp_path, seed):
     folder = tmp_path / "model"
     model = whisper(folder, seed)
     worker = work("automatic-speech-recognition", folder)
-    sounds = [noise(seconds, seed * 10 + n) for n, seconds in enumerate((0.5, 2.9, 3.0, 5.2, 9.9, 14.0))]
+    sounds = [noise(seconds, seed * 10 + n) for n, seconds in enumerate((0.5, 2.9, 3.0, 9.9))]
     told = await asyncio.gather(*(worker.predict(call(wav(s), task="transcribe", language="de")) for s in sounds))
     windows = worker.stats().numbers
     assert windows["batches"] < windows["sequences"]

@@ -120,6 +120,7 @@ def loaded(pids, library):
     return {pid for pid in pids if library in Path(f"/proc/{pid}/maps").read_text()}
 
 
+@pytest.mark.slow
 def test_a_worker_that_computes_is_forked_with_torch_and_others_are_not(tmp_path, worker, set_up):
     server = ForkServer(tmp_path, with_torch=True, patience_s=PATIENCE_S)
     try:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 import os
 import re
 import stat
-import subprocess
-import sys
 import threading
 from contextlib import closing
 from pathlib import Path
@@ -115,20 +114,21 @@ def test_a_store_of_an_earlier_version_is_upgraded_with_its_keys(database, tmp_p
 
 
 def test_processes_that_start_at_once_make_the_schema_once(database, tmp_path):
-    code = (
-        "import sys; from pathlib import Path; from serve_app.state.store.sql import SqlStore\n"
-        "sys.stdin.read(1)\n"
-        f"with SqlStore(Path(sys.argv[1]), {database!r}) as store: store.open(); store.accounts.add(sys.argv[2])"
-    )
-    started = [
-        subprocess.Popen([sys.executable, "-c", code, str(tmp_path / f"home{n}"), f"team-{n}"], stdin=subprocess.PIPE)
-        for n in range(3)
-    ]
+    forks = multiprocessing.get_context("fork")
+    at_once = forks.Barrier(3)
+
+    def start(number: int) -> None:
+        at_once.wait(60)
+        with SqlStore(tmp_path / f"home{number}", database) as store:
+            store.open()
+            store.accounts.add(f"team-{number}")
+
+    started = [forks.Process(target=start, args=(number,)) for number in range(3)]
     for process in started:
-        assert process.stdin is not None
-        process.stdin.write(b"x")
-        process.stdin.close()
-    assert [process.wait(300) for process in started] == [0] * 3
+        process.start()
+    for process in started:
+        process.join(300)
+    assert [process.exitcode for process in started] == [0] * 3
     with SqlStore(tmp_path / "home0", database) as store:
         assert len(store.accounts.all()) == 3
 

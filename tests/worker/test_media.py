@@ -75,7 +75,7 @@ def at(prompt: Prompt) -> tuple[MediaAt, ...]:
 
 @pytest.fixture(
     scope="module",
-    params=some(SENSES, "mllama", "voxtral"),
+    params=some(SENSES, "mllama"),
 )
 def family(request):
     return request.param

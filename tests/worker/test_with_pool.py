@@ -97,6 +97,7 @@ async def test_decode_takes_over_what_prefill_computes(actors, caller, expected)
     assert path.early_bytes <= path.bytes and 0 <= path.handover_share < 1
 
 
+@pytest.mark.slow
 async def test_an_aborted_hand_over_leaves_nothing_behind(actors, caller):
     decode, _, _ = actors
     ids = prompt(23, 700)

@@ -116,6 +116,7 @@ def test_a_clock_jumps_for_one_server_alone(tmp_path):
     assert process.wait(60) == 0
 
 
+@pytest.mark.slow
 def test_a_postgresql_that_can_write_nothing_has_all_that_it_confirmed(postgres_server, tmp_path):
     url, found = postgres_server.create(), target(tmp_path)
     found.postgresql = postgres_server

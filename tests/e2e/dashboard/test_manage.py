@@ -12,6 +12,7 @@ from tests.e2e.dashboard.test_dashboard import HOSTILE
 from tests.gateway.test_operate import MINE, RECORD
 
 
+@pytest.mark.slow
 def test_a_record_is_checked_added_and_removed(tab, http):
     page = tab.page
     tab.open("#/models")

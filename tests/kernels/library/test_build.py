@@ -54,6 +54,7 @@ def test_no_compiler_falls_back_and_says_so(tmp_path: Path) -> None:
     assert [line for line in err.splitlines() if "kernels unavailable" in line], err
 
 
+@pytest.mark.slow
 def test_a_failing_compiler_falls_back(tmp_path: Path) -> None:
     fake = tmp_path / "broken-c++"
     fake.write_text("#!/bin/sh\necho 'x.cpp:1: error: no such thing' >&2\nexit 1\n")

@@ -8,6 +8,7 @@ import torch
 from serve_app.engine.step import Capture, Scheduled, build_batch
 from serve_app.kernels.decoder import decoder_library
 from tests import tiny
+from tests.variants import some
 
 PROMPT = [(7 * i + 3) % 256 for i in range(40)]
 LAYERS = (2, 0, 1)
@@ -31,7 +32,7 @@ def expected(path):
 
 
 @pytest.mark.parametrize("optimise", [False, True], ids=["transformers", "fused"])
-@pytest.mark.parametrize("family", tiny.FAMILIES)
+@pytest.mark.parametrize("family", some(tiny.FAMILIES, "llama", "gemma2"))
 def test_what_enters_a_layer_is_recorded(family, optimise, tmp_path):
     path = tiny.write_checkpoint(tmp_path, family)
     states = captured(tiny.load(path, optimise=optimise))
