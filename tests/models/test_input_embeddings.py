@@ -50,8 +50,12 @@ def inputs_embeds(model: torch.nn.Module, tokens: list[int], given: list[Embedde
 
 @pytest.mark.parametrize(
     ("family", "optimise"),
-    some([("llama", False), ("llama", True), ("gemma2", False), ("gemma2", True), ("qwen3", True)],
-         ("llama", False), ("gemma2", True), names=2),
+    some(
+        [("llama", False), ("llama", True), ("gemma2", False), ("gemma2", True), ("qwen3", True)],
+        ("llama", False),
+        ("gemma2", True),
+        names=2,
+    ),
 )
 def test_tokens_equal_generate_with_inputs_embeds(family, optimise, tmp_path):
     path = tiny.write_checkpoint(tmp_path, family)

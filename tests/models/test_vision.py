@@ -13,9 +13,7 @@ from tests import sight, tiny
 from tests.variants import some
 
 
-@pytest.fixture(
-    scope="module", params=some([f for f in sight.FAMILIES if f != "mllama"], "gemma3", "qwen2_5_vl")
-)
+@pytest.fixture(scope="module", params=some([f for f in sight.FAMILIES if f != "mllama"], "gemma3", "qwen2_5_vl"))
 def path(request, tmp_path_factory):
     return sight.write(tmp_path_factory.mktemp("model") / request.param, request.param)
 
