@@ -9,6 +9,7 @@ package itself: it is imported then.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader
@@ -51,17 +52,20 @@ class _Within:
             return None
         _end()
         importlib.import_module(COMPILER)
-        return ModuleSpec(name, _Loaded())
+        # What was imported with it is there already; the rest is found in the package's folder.
+        return ModuleSpec(name, _Loaded()) if name in sys.modules else importlib.util.find_spec(name)
 
 
 class _Loaded(Loader):
-    """What the package's own import, or a second one, has loaded."""
+    """What the package's own import has loaded."""
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return importlib.import_module(spec.name)
+        module = sys.modules[spec.name]
+        self._own = module.__spec__
+        return module
 
     def exec_module(self, module: ModuleType) -> None:
-        pass
+        module.__spec__ = self._own
 
 
 def _end() -> None:
@@ -84,5 +88,8 @@ def begin() -> None:
     # A package's, for who imports a module within it.
     compiler.__path__ = []
     vars(traced)["TransformGetItemToIndex"] = TransformGetItemToIndex
+    for module in (compiler, traced):
+        # For who only asks whether it is there.
+        module.__spec__ = ModuleSpec(module.__name__, None, is_package=module is compiler)
     sys.modules |= {COMPILER: compiler, TRACED: traced}
     sys.meta_path.insert(0, _Within)

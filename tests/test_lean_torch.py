@@ -10,10 +10,12 @@ import pytest
 from tests.variants import some
 
 COMPUTES = """
-import serve_app, inspect, sys, torch, transformers.masking_utils as masks, transformers.models.llama.modeling_llama
+import serve_app, importlib.util, inspect, sys, torch
+import transformers.masking_utils as masks, transformers.models.llama.modeling_llama
 wanted = masks.TransformGetItemToIndex
 torch.arange(3, device="meta") + 1
 inspect.getmodule(torch.ones(1))
+assert importlib.util.find_spec("torch._dynamo")
 assert not {"torch._inductor", "torch._dynamo.config"} & set(sys.modules)
 """
 A_MASK = """
@@ -25,6 +27,7 @@ from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 assert real is not wanted and callable(trace_wrapped)
 """
 MODULES = """
+assert importlib.util.find_spec("torch._dynamo.no_such") is None
 import torch._dynamo.config as config, torch._dynamo
 assert torch._dynamo.config is config is sys.modules["torch._dynamo.config"] and torch._dynamo.__file__
 assert torch._dynamo is sys.modules["torch._dynamo"] and torch._dynamo.optimize

@@ -169,7 +169,8 @@ class Clients:
             self._note(f"no end after {patience:.0f} s", "hangs", ask, since, "hung")
             return False
         except httpx.HTTPStatusError as error:
-            kept = resumes or way.key  # in the store
+            # In the store, or looked up there by a gateway that has not been asked for the adapter before.
+            kept = resumes or way.key or "lora" in ask.body
             honest = UNSTORED if kept and "store cannot be reached" in error.response.text else REFUSED
             kind = honest if _honest(error.response) else "dishonest"
             self._note(_refusal(error.response), kind, ask, since, f"status {error.response.status_code}")

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 Units = dict[str, int]
 
@@ -59,6 +59,9 @@ class Predictor(ABC):
     @abstractmethod
     def example(self) -> bytes:
         """An input to warm up with."""
+
+    # What is asked of the example, where a model takes nothing without.
+    example_options: ClassVar[dict[str, Any]] = {}
 
     # Says that a long forward pass goes on; set by who watches over it.
     beat: Callable[[], None] = staticmethod(lambda: None)

@@ -105,8 +105,6 @@ def _edge(folder: Path, most: int) -> list[str]:
         return f"    http-{when} return status {status} content-type application/json file {folder / name}{more} if "
 
     ours = "{ res.hdr(cf-ray) -m found }"
-    # A gateway's refusal of a WebSocket has no cf-ray, but its reason.
-    reasoned = "{ res.hdr(content-type) -m beg application/json }"
     return [
         "    stick-table type ipv6 size 64k expire 60s store conn_cur",
         "    tcp-request connection track-sc0 src",
@@ -118,7 +116,7 @@ def _edge(folder: Path, most: int) -> list[str]:
         refuse(400, "no_path.json") + "!{ path_beg / }",
         refuse(400, "no_websockets.json") + "{ req.hdr(upgrade) -i -m sub websocket } !{ path_end /v1/realtime }",
         f"    http-response return status 503 default-errorfiles if {{ status 404 500:599 }} !{ours}",
-        refuse(400, "malformed.json", when="response") + f"{{ status 400 }} !{ours} !{reasoned}",
+        refuse(400, "malformed.json", when="response") + f"{{ status 400 }} !{ours}",
         f"    http-response set-header x-request-id %[res.hdr(cf-ray)] if {ours}",
     ]
 

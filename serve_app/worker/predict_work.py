@@ -46,7 +46,8 @@ class PredictWork:
         self._batcher = PredictBatcher(predictor, budget=spec.max_batch_tokens, name=spec.stage)
         self._preparing = Preparing()
         with ThreadPoolExecutor(1) as apart:  # this thread may have an event loop already
-            warm = apart.submit(asyncio.run, self.predict(PredictCall((predictor.example(),)))).result()
+            example = PredictCall((predictor.example(),), json.dumps(predictor.example_options).encode())
+            warm = apart.submit(asyncio.run, self.predict(example)).result()
         if isinstance(warm, Failed):
             raise RuntimeError(f"the model refuses the example of its task: {warm.error}")
         progress("ready")

@@ -19,6 +19,8 @@ from tests.e2e.test_load import idle
 
 # More than the places of a worker, so that some have to wait in the gateway.
 MANY = 56
+# More than those of all that the autoscaler may have started before.
+MORE = 130
 
 
 def body(n: int, tokens: int, **more) -> dict:
@@ -167,7 +169,7 @@ async def test_a_light_tenant_passes_a_hostile_ones_queue(stack, tenants):
 async def test_who_holds_every_place_gives_some_back_to_another_that_asks(stack, tenants):
     """Before any of the streams has ended that hold the places."""
     hog, light = await tenants("hog"), await tenants("light")
-    async with flood(stack, hog, 3000) as ended:
+    async with flood(stack, hog, 3000, under_way=MORE) as ended:
         answer = await light.ask(body(0, 8))
         assert answer.status_code == 200 and answer.json()["result"]["usage"]["completion_tokens"] == 8
         assert not ended

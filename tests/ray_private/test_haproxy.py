@@ -84,9 +84,9 @@ class Gateway(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if "refused" in self.path:
             # As a gateway refuses a WebSocket.
-            self.send_response(400)
-            self.send_header("content-type", "application/json")
-            self.send_header("content-length", "2")
+            self.send_response(int(self.path[-3:]))
+            for name, value in {"content-type": "application/json", "cf-ray": "ours", "content-length": "2"}.items():
+                self.send_header(name, value)
             self.end_headers()
             self.wfile.write(b"{}")
             return
@@ -238,7 +238,8 @@ def test_what_a_gateways_http_server_cannot_read_is_refused_in_the_envelope(edge
     assert status == 400 and headers["content-type"] == "application/json"
     assert json.loads(body)["errors"][0]["code"] == 5006
     # What a gateway refuses itself keeps its reason.
-    assert asked(edge, WEBSOCKET.format(path="/v1/realtime?refused"))[::2] == (400, b"{}")
+    for refused in (400, 401, 404, 429, 503):
+        assert asked(edge, WEBSOCKET.format(path=f"/v1/realtime?refused={refused}"))[::2] == (refused, b"{}")
 
 
 @contextmanager

@@ -238,6 +238,8 @@ async def test_who_may_not_and_models_that_are_not_here(server, monkeypatch):
             async with connecting:
                 pass
         assert str(status) in str(refused.value)
+        # By which HAProxy passes on what a gateway says.
+        assert len(refused.value.response.headers["cf-ray"]) == 32
     monkeypatch.setattr(route, "EACH", 1)
     async with server.connect(model="@cf/no/such") as connection:
         with pytest.raises((websockets.InvalidStatus, openai.OpenAIError), match="429"):

@@ -24,7 +24,7 @@ log = logging.getLogger("ray.serve")
 class RequestId:
     """ASGI middleware that draws the id, and takes over the trace that a client names (``traceparent``), which is given
     back with the gateway's span (``traceresponse``). A refused or failed request gets one line in the log, and where
-    nothing of it was begun a span of its own.
+    nothing of it was begun a span of its own. Of a WebSocket, a refusal has one: by it HAProxy knows what is ours.
     """
 
     def __init__(self, app: ASGIApp, tracing: Tracing) -> None:
@@ -32,6 +32,9 @@ class RequestId:
         self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await self._app(scope, receive, _refused(send))
+            return
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -46,7 +49,7 @@ class RequestId:
 
         async def tagged(message: Message) -> None:
             if message["type"] == "http.response.start":
-                added = [(name, request_id.encode()) for name in HEADERS]
+                added = _headers(request_id)
                 if known is not None:
                     sampled = self._tracing.sampled(request_id, known)
                     given = trace_context.traceresponse(request_id, known, sampled=sampled)
@@ -61,6 +64,19 @@ class RequestId:
             await send(message)
 
         await self._app(scope, receive, tagged)
+
+
+def _headers(request_id: str) -> list[tuple[bytes, bytes]]:
+    return [(name, request_id.encode()) for name in HEADERS]
+
+
+def _refused(send: Send) -> Send:
+    async def tagged(message: Message) -> None:
+        if message["type"] == "websocket.http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), *_headers(secrets.token_hex(16))]}
+        await send(message)
+
+    return tagged
 
 
 def _told(method: str, path: str, status: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Image classification: a picture in, the likeliest classes out."""
+"""Image classification: a picture in, the likeliest classes out, the model's own or those that the client names."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from serve_app.api.fields.ranges import Range
 from serve_app.api.schema.parts import object_, ranged
 from serve_app.api.types import ModelLimits
 from serve_app.state.callers.accounts import Caller
+from serve_app.tasks.candidates import LABELS, candidate_fields, read_candidates
 from serve_app.tasks.estimate import Estimate
 from serve_app.tasks.image_classification.declaration import DECLARATION
 from serve_app.tasks.model import ServedModel
@@ -17,9 +18,10 @@ from serve_app.tasks.picture import PictureRequest, estimate_picture, look, open
 from serve_app.tasks.task import Answer, Body, BodyLimits, Task
 from serve_app.tasks.work import Runtime
 
-# How many classes are told, and how many at most.
-TOP = 5
+# How many classes are told at most.
 TOP_K = Range(1, 1000)
+# As CLIP was evaluated.
+TEMPLATE = "This is a photo of {}."
 
 
 class ClassifyImageRequest(PictureRequest):
@@ -37,7 +39,8 @@ class ImageClassification(Task):
     def schema(self, limits: ModelLimits | None = None) -> dict[str, dict[str, Any]]:
         fields = {
             "image": file_schema("A picture."),
-            "top_k": ranged(TOP_K, "How many of the likeliest classes to tell.", default=TOP),
+            "top_k": ranged(TOP_K, "How many of the likeliest classes to tell: 5, or all that are named."),
+            **candidate_fields(TEMPLATE, "models that have none of their own (CLIP, SigLIP)"),
         }
         label = object_({"label": {"type": "string"}, "score": {"type": "number"}}, ["label", "score"])
         return {"input": object_(fields, ["image"]), "output": {"type": "array", "items": label}}
@@ -58,9 +61,12 @@ class ImageClassification(Task):
 
 
 def parse_classify(body: Body) -> ClassifyImageRequest:
-    """A picture as the body, or ``{image, top_k}``."""
+    """A picture as the body, or ``{image, top_k, candidate_labels, hypothesis_template}``."""
     image, fields, asked = open_picture(body)
-    return ClassifyImageRequest(image, {"top_k": TOP_K.read(fields, "top_k") or TOP}, **asked)
+    options: dict[str, Any] = {"top_k": TOP_K.read(fields, "top_k")}
+    if named := read_candidates(fields, TEMPLATE):
+        options |= {LABELS: named.labels, "sentences": named.sentences}
+    return ClassifyImageRequest(image, options, **asked)
 
 
 TASK = ImageClassification()

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 from serve_app.api.schema.parts import Schema, field, object_
+from serve_app.tasks.candidates import candidate_fields
+
+# What may follow from a text: as transformers asks, after Yin et al. 2019 (https://arxiv.org/abs/1909.00161).
+TEMPLATE = "This example is {}."
 
 
 def input_schema() -> Schema:
-    return object_({"text": field("string", "The text to classify.", minLength=1)}, ["text"])
+    fields = {
+        "text": field("string", "The text to classify.", minLength=1),
+        **candidate_fields(TEMPLATE, "models trained to tell what follows from a text (MNLI)"),
+        "multi_label": field(
+            "boolean", "Whether several classes may be right; each has its own score then.", default=False
+        ),
+    }
+    return object_(fields, ["text"])
 
 
 def output_schema() -> Schema:

@@ -19,7 +19,7 @@ from sqlalchemy.engine import Connection
 from serve_app.state.callers.accounts import Caller
 from serve_app.state.deferred.batches import Batch, Claim, Counts, Held, Result, Shard, ShardResults, Used, Waiting
 from serve_app.state.store.database import Database
-from serve_app.state.store.deferred.batch_tables import batch_results, batch_shards, batches
+from serve_app.state.store.deferred.batch_tables import AHEAD_S, batch_results, batch_shards, batches
 from serve_app.state.store.spending.ledger import LedgerTable
 
 _JSON = msgspec.json.Encoder()
@@ -32,8 +32,6 @@ _PLAIN = tuple(
 )
 _GROUP = 500
 RUNNABLE = ("queued", "running")
-# No claim is made for so long: clocks of nodes differ by less.
-AHEAD_S = 60.0
 # Named once: of a shard's row, whether somebody works on it or has.
 _CLAIMED = batch_shards.c.owner > ""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import BigInteger, Boolean, Column, ColumnElement, Double, ForeignKey, Index, LargeBinary, String, Table
 
-from serve_app.state.store.deferred.batch_tables import metadata
+from serve_app.state.store.deferred.batch_tables import AHEAD_S, metadata
 
 # `consumer`: JSON of `serve_app.state.deferred.queues.Consumer`, "" for none; `model` and `results` (a queue's
 # name) are its.
@@ -45,9 +45,6 @@ queue_messages = Table(
     Index("queue_messages_by_time", "queue", "visible", "sent"),
     Index("queue_messages_by_lease", "lease"),
 )
-
-# By so many seconds clocks of gateways may differ.
-AHEAD_S = 60.0
 
 
 def due(now: float) -> ColumnElement[bool]:
