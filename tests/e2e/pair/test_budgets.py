@@ -69,7 +69,8 @@ async def test_not_one_neuron_above(pair, gateways, clients, hostiles, budget):
             last = await client.ask(gateways[0], {**body(999, 1), "prompt": "a"})
             if last.status_code == 200 or left < 3 * MICRO:
                 break
-            assert last.status_code == 429, last.text
+            # Nobody who asks again and again waits for a store that a busy machine makes slow.
+            assert last.status_code in (429, 503) and int(last.headers["Retry-After"]) > 0, last.text
             await asyncio.sleep(0.2)
     assert used(pair) <= budget * MICRO
     if last.status_code == 200:
