@@ -54,6 +54,10 @@ async def test_not_one_neuron_above(pair, gateways, clients, hostiles, budget):
                 refusals.append(answer)
 
     await asyncio.gather(*(hostile(number) for number in range(hostiles)))
+    # On a busy machine the store may take too long to say what is left.
+    late = [answer for answer in refusals if answer.status_code == 503]
+    assert all("cannot be reached in time" in answer.text for answer in late), late[0].text
+    refusals = [answer for answer in refusals if answer not in late]
     for answer in refusals:
         assert answer.status_code == 429, answer.text
         assert answer.json()["errors"][0]["code"] == 3036 and "could cost up to" in answer.text
@@ -69,7 +73,6 @@ async def test_not_one_neuron_above(pair, gateways, clients, hostiles, budget):
             last = await client.ask(gateways[0], {**body(999, 1), "prompt": "a"})
             if last.status_code == 200 or left < 3 * MICRO:
                 break
-            # Nobody who asks again and again waits for a store that a busy machine makes slow.
             assert last.status_code in (429, 503) and int(last.headers["Retry-After"]) > 0, last.text
             await asyncio.sleep(0.2)
     assert used(pair) <= budget * MICRO
