@@ -128,7 +128,6 @@ def seen(answer) -> tuple[str, int, bool]:
 
 
 # The same site, and another one.
-@pytest.mark.slow
 @pytest.mark.parametrize("host", some(["127.0.0.1", "localhost"], "localhost"))
 def test_other_pages_learn_nothing_and_change_nothing(tab, http, stack, elsewhere, team, host):
     port, words = elsewhere
