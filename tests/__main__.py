@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -33,6 +34,8 @@ PASSED, FAILED, NO_TESTS = 0, 1, 5
 BESIDE = 3
 # More failures than these are no accident.
 MAX_AGAIN = 5
+# Seconds after which all is given up: a test that hangs fails long before (pyproject.toml).
+MAX_S = 3600.0
 # Of so many it is told at the end why they have failed.
 MAX_TOLD = 20
 # All tests of this folder are the cluster's, of others those that take its fixtures.
@@ -106,12 +109,15 @@ def run_all(pytest: Pytest) -> tuple[int, Counter[str]]:
         theirs = [str(path) for path in files if may_need_the_cluster(path)]
         cluster = subprocess.Popen(pytest.command("cluster", theirs), stdout=subprocess.PIPE, text=True)
         assert cluster.stdout is not None
+        late = threading.Timer(MAX_S, give_up, (cluster, others))
+        late.start()
         try:
             total = show(iter(lambda: cluster.stdout.read(1), ""), sys.stdout)  # type: ignore[union-attr]
             codes, took = [cluster.wait()], [time.monotonic() - started]
             # Where it could not collect the tests it says so itself.
             total += show(others.communicate()[0], sys.stdout)
         finally:
+            late.cancel()
             # A terminal's Ctrl-C does not reach another session.
             if others.poll() is None:
                 os.killpg(others.pid, signal.SIGINT)
@@ -198,6 +204,15 @@ def give_way() -> None:
         os.nice(15)
     with contextlib.suppress(OSError):
         Path("/proc/self/autogroup").write_text("19")
+
+
+def give_up(cluster: subprocess.Popen[str], others: subprocess.Popen[str]) -> None:
+    """Ends what still runs; each process prints first where its threads are."""
+    print(f"\nnot over after {MAX_S:.0f} s: ended, with where each process is", flush=True)
+    for running in (cluster, others):
+        with contextlib.suppress(ProcessLookupError):
+            if running.poll() is None:
+                (os.kill if running is cluster else os.killpg)(running.pid, signal.SIGABRT)
 
 
 class Ended(NamedTuple):

@@ -31,6 +31,7 @@ from tests.databases import empty_database
 from tests.parts import (  # noqa: F401
     pytest_addoption,
     pytest_collection_modifyitems,
+    pytest_itemcollected,
     pytest_runtest_makereport,
     pytest_runtestloop,
 )

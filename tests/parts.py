@@ -24,6 +24,8 @@ from tests.__main__ import OF_THE_CLUSTER, may_need_the_cluster
 # run, few then.
 gc.disable()
 SELDOM = (20_000, 20, 20)
+# Seconds after which a slow test hangs.
+SLOW_S = 5400
 # Why a test has failed, told in short: so many lines of each kind, so many characters a line.
 LINES, WIDTH = 20, 300
 
@@ -33,6 +35,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--processes", type=int, help="so many run the tests, each file in one of them")
     parser.addoption("--between", type=Path, help="a folder by which they share out the files, and for what they say")
     parser.addoption("--failed-to", type=Path, help="a file to which the part and path of each failed test are added")
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+        item.add_marker(pytest.mark.timeout(SLOW_S))
 
 
 @pytest.hookimpl(tryfirst=True)

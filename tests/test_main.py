@@ -6,6 +6,7 @@ import io
 import subprocess
 from collections import Counter
 from pathlib import Path
+from time import sleep
 from types import SimpleNamespace
 
 import pytest
@@ -18,6 +19,7 @@ from tests.__main__ import (
     Failure,
     Pytest,
     ended,
+    give_up,
     run_again,
     show,
     summary,
@@ -190,3 +192,50 @@ def test_many_failures_are_no_accident(tmp_path):
     assert run_again(Pytest([], tmp_path / "failed"), failed, total, out) == FAILED
     assert total["failed"] == MAX_AGAIN + 1 and out.getvalue().count("\nE  it\n") == MAX_AGAIN + 1
     assert "running again" not in out.getvalue()
+
+
+HANGS = """
+import asyncio, time
+from pathlib import Path
+import pytest
+
+def test_waits_for_ever():
+    asyncio.run(asyncio.Event().wait())
+
+@pytest.mark.slow
+def test_slow_has_longer(request):
+    assert request.node.get_closest_marker("timeout").args[0] > 600
+
+def test_asleep():
+    Path(__file__).with_name("asleep").touch()
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def hanging(tmp_path, monkeypatch):
+    """How to start a pytest whose tests hang."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    (tmp_path / "test_some.py").write_text(HANGS)
+    here = ["-p", "tests.parts", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "-c", "/dev/null"]
+    return lambda *more: Pytest([*here, *more], tmp_path / "failed").command("rest", [str(tmp_path)])
+
+
+def test_a_test_that_hangs_fails_and_those_behind_it_run(hanging, request):
+    assert request.config.getini("timeout") and request.config.getini("timeout_method") == "signal"
+    limits = ["-p", "pytest_timeout", "--timeout", "1", "--timeout-method", "signal"]
+    ran = subprocess.run(hanging(*limits, "-k", "not asleep"), capture_output=True, text=True)
+    assert ran.returncode == FAILED and "Timeout (>1.0s)" in ran.stdout, ran.stdout
+    assert "1 failed, 1 passed" in ran.stdout
+
+
+def test_what_is_not_over_in_time_tells_where_it_is(hanging, tmp_path):
+    running = [
+        subprocess.Popen(hanging("-k", "asleep"), stdout=said, stderr=said, start_new_session=True, text=True)
+        for said in ((tmp_path / name).open("w") for name in ("cluster", "others"))
+    ]
+    while not (tmp_path / "asleep").exists():
+        sleep(0.05)
+    give_up(*running)
+    assert all(one.wait(60) < 0 for one in running)
+    assert any("in test_asleep" in (tmp_path / name).read_text() for name in ("cluster", "others"))

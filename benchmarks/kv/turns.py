@@ -28,11 +28,31 @@ from msgspec.structs import replace
 
 from benchmarks.checks import Checks
 from benchmarks.serving.stack import private_ray
+from serve_app.channel.inbox import Stream
 from serve_app.sampling_params import SamplingParams
+from serve_app.tasks.work import WorkerGone
 from serve_app.wire.generate import ArrivingCall, GenerateCall, Generated, Missing, PrefillCall, PrefillDone, Prefilled
 
 ANSWER, NEW = 96, 64
 SALT = b"benchmark's salt"
+
+
+async def whole(stream: Stream, answer: Awaitable[Any]) -> Generated:
+    """The worker's result. What the channel has not delivered comes with it; a stream that nothing else will end ends
+    with it too. Raises WorkerGone where the answer is not whole, as the stream does then.
+    """
+    try:
+        result = await answer
+        if not isinstance(result, Generated):
+            raise WorkerGone(f"no answer: {result}")
+        for item in result.undelivered:
+            stream.feed(item)
+        if not stream.finished:
+            raise WorkerGone(f"an answer without its end, which has {stream.next_offset} tokens")
+    except Exception as error:
+        stream.fail(error)
+        raise
+    return result
 
 
 class TimedClient:
@@ -74,13 +94,15 @@ class TimedClient:
     async def _follow(self, asked: GenerateCall, answer: Awaitable[Any]) -> tuple[float, list[int], Generated]:
         stream = self._inbox.open_stream(asked.id, 0)
         started, first = time.perf_counter(), 0.0
-        call = asyncio.ensure_future(answer)
+        call = asyncio.ensure_future(whole(stream, answer))
         tokens: list[int] = []
-        async for item in stream:
-            first = first or time.perf_counter() - started
-            tokens += item.ids
-        result = await call
-        assert isinstance(result, Generated), result
+        try:
+            async for item in stream:
+                first = first or time.perf_counter() - started
+                tokens += item.ids
+        finally:
+            await asyncio.gather(call, return_exceptions=True)
+        result = call.result()
         if result.finish != "length" or len(tokens) != asked.sampling.max_tokens:
             self.checks.add("an answer", f"{len(tokens)} tokens, {result.finish}")
         else:

@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.kv.turns import TimedClient
+from benchmarks.kv.turns import TimedClient, whole
 from benchmarks.serving.stack import private_ray
 from benchmarks.trace.measure import quantile
 
@@ -47,20 +47,22 @@ class Clients(TimedClient):
         """(when a token came, seconds since the one before) of one answer that is cut short at ``until``."""
         asked = self.call(ids, 6000)
         stream = self._inbox.open_stream(asked.id, 0)
-        call = asyncio.ensure_future(worker.generate(asked))
+        call = asyncio.ensure_future(whole(stream, worker.generate(asked)))
         gaps, last, position = [], 0.0, 0
-        async for item in stream:
-            now = time.perf_counter()
-            self.checks.equal("place of a token in its stream", item.offset, position)
-            position = item.end
-            if last and item.ids:
-                gaps += [(now, (now - last) / len(item.ids))] * len(item.ids)
-            last = now
-            if now > until and gaps:  # on a busy machine the first may come late
-                break
-        stream.close()
-        await worker.abort(asked.id)
-        await asyncio.gather(call, return_exceptions=True)
+        try:
+            async for item in stream:
+                now = time.perf_counter()
+                self.checks.equal("place of a token in its stream", item.offset, position)
+                position = item.end
+                if last and item.ids:
+                    gaps += [(now, (now - last) / len(item.ids))] * len(item.ids)
+                last = now
+                if now > until and gaps:  # on a busy machine the first may come late
+                    break
+        finally:
+            stream.close()
+            await worker.abort(asked.id)
+            await asyncio.gather(call, return_exceptions=True)
         return gaps
 
     async def prompt(self, decode: Any, prefill: Any | None, ids: list[int]) -> tuple[float, float]:

@@ -30,7 +30,7 @@ from serve_app.wire.replicas import Listen
 from serve_app.worker import engine_work, kv_read, requests
 from tests import tiny
 from tests.waiting import until
-from tests.worker.world import MemoryPool, call, prefill_call, read, start
+from tests.worker.world import MemoryPool, call, prefill_call, read, read_items, start
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -303,13 +303,9 @@ async def test_a_gateway_out_of_reach_collects(decode, inbox, expected):
 
 async def test_log_probabilities_and_what_was_cached_travel_apart(decode, inbox):
     asked = call(prompt(15, 70), inbox, logprobs=2, max_tokens=3)
-    stream = inbox.open_stream(asked.id)
-    running = asyncio.ensure_future(decode.generate(asked))
-    items = [item async for item in stream]
+    items, _ = await read_items(inbox, asked, lambda: decode.generate(asked))
     assert [item.cached for item in items] == [0] + [None] * (len(items) - 1)
     assert all(len(item.logprobs) == len(item.ids) and len(item.logprobs[0].top) == 2 for item in items if item.ids)
-    stream.close()
-    await running
 
 
 async def test_the_same_id_twice_is_a_fault(decode):
@@ -363,11 +359,8 @@ async def test_of_a_batch_the_pool_gets_and_gives_no_less_than_a_chunk(decode, i
 async def test_tokens_that_nobody_reads_before_the_end_come_together(decode, inbox, expected):
     ids = prompt(77, 40)
     asked = replace(call(ids, inbox, max_tokens=20, logprobs=1), together=8)
-    stream = inbox.open_stream(asked.id, 0)
-    result = asyncio.ensure_future(decode.generate(asked))
-    items = [item async for item in stream]
+    items, result = await read_items(inbox, asked, lambda: decode.generate(asked))
     assert [len(item.ids) for item in items] == [1, 8, 8, 3]
     assert [token for item in items for token in item.ids] == expected(ids, 20)
     assert all(len(item.logprobs) == len(item.ids) for item in items) and items[0].cached == 0
-    assert (await result).finish == items[-1].finish == "length"
-    stream.close()
+    assert result.finish == items[-1].finish == "length"

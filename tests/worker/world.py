@@ -19,6 +19,7 @@ from serve_app.kv.index import ChunkIndex
 from serve_app.kv.news import PoolNews
 from serve_app.sampling_params import SamplingParams
 from serve_app.wire.generate import AdapterAt, GenerateCall, Generated, GenerateResult, PrefillCall
+from serve_app.wire.tokens import TokenItem
 from serve_app.worker.draft_link import DraftLink
 from serve_app.worker.engine_work import EngineWork
 from serve_app.worker.kv_publish import Publisher
@@ -115,12 +116,22 @@ def prefill_call(ids: list[int], adapter: AdapterAt | None = None) -> PrefillCal
 
 async def read(inbox: TokenInbox, request: GenerateCall, answer: Callable[[], Any]) -> tuple[list[int], GenerateResult]:
     """The tokens and the result of a request, as a gateway puts them together."""
+    items, result = await read_items(inbox, request, answer)
+    return [token for item in items for token in item.ids], result
+
+
+async def read_items(
+    inbox: TokenInbox, request: GenerateCall, answer: Callable[[], Any]
+) -> tuple[list[TokenItem], GenerateResult]:
+    """The same with the tokens as they came. A short answer may be over before the channel stands: its tokens come with
+    the result then.
+    """
     stream = inbox.open_stream(request.id, request.resumed)
 
-    async def tokens() -> list[int]:
-        return [token async for item in stream for token in item.ids]
+    async def items() -> list[TokenItem]:
+        return [item async for item in stream]
 
-    reading = asyncio.ensure_future(tokens())
+    reading = asyncio.ensure_future(items())
     try:
         result = await answer()
         if not isinstance(result, Generated):
