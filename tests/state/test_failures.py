@@ -47,6 +47,7 @@ def settled(file: Path) -> None:
         ("57P01", "away"),  # shut down by an operator
         ("53100", "away"),  # its disk is full
         ("25006", "away"),  # a standby that is not the primary yet
+        ("25P03", "away"),  # nothing happened in a transaction for too long
         ("28P01", "away"),
         ("3D000", "away"),
         ("40P01", "away"),

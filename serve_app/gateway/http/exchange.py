@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from serve_app.api import identity
 from serve_app.api.envelopes import envelope, status_of, success
-from serve_app.api.errors import ApiError, BodyTooLarge, HeadersTooLarge, InvalidInput, as_api_error
+from serve_app.api.errors import ApiError, BodyTooLarge, HeadersTooLarge, InvalidInput, StoreAway, as_api_error
 from serve_app.api.fields.values import string
 from serve_app.api.multipart import BodyPart, write_multipart
 from serve_app.api.schema.openapi import Operation
@@ -30,6 +30,7 @@ from serve_app.gateway.http.session import signed_in
 from serve_app.gateway.http.streams import streamed
 from serve_app.gateway.models import up
 from serve_app.state.callers.accounts import Scope
+from serve_app.state.errors import Away
 from serve_app.tasks.estimate import Estimated
 from serve_app.tasks.model import ServedModel
 from serve_app.tasks.registry import body_limit, taking, tasks
@@ -228,6 +229,8 @@ def estimated(asked: Estimated, error_body: ErrorBody) -> Response:
 
 
 def error_answer(error: Exception, error_body: ErrorBody = envelope) -> Response:
+    if isinstance(error, Away):
+        error = StoreAway()
     shown = as_api_error(error)
     if not isinstance(error, ApiError):
         log.error("the request failed", exc_info=error)

@@ -12,13 +12,12 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import TypeVar
 
 from serve_app.api.errors import StoreAway
 from serve_app.gateway.resume.streams import AWAY_S, LEASE_S, Streams
-from serve_app.state.errors import Away
 from serve_app.state.kept.streams import KeyClaim, Known
 from serve_app.state.protocols import AnswerStore, Row
+from serve_app.state.reader import in_time
 
 log = logging.getLogger("ray.serve")
 
@@ -26,7 +25,6 @@ AGAIN_S = 0.5
 # Ends that wait for the store. The oldest are forgotten beyond that; and of answers, that they can be had again.
 MAX_WAITING = 10_000
 MAX_WAITING_BYTES = 32 << 20
-_T = TypeVar("_T")
 
 
 class Keys:
@@ -58,7 +56,7 @@ class Keys:
                 loop.call_soon_threadsafe(self._unwanted, claim, done)
 
         try:
-            known = await _within(asked)
+            known = await in_time(asked, self._store.claim, AWAY_S)
         except BaseException:
             # It may be in the store all the same, or come there yet.
             asked.add_done_callback(unwanted)
@@ -70,7 +68,7 @@ class Keys:
         `StoreAway` where the store is told later, of the answer alone.
         """
         try:
-            return await _within(self._threads.submit(self._tell, claim, answer, entries))
+            return await self._told(claim, answer, entries)
         except Exception:
             self._later(claim, answer)
             raise
@@ -95,24 +93,18 @@ class Keys:
                 await asyncio.sleep(AGAIN_S)
                 for claim, answer in list(self.waiting.items()):
                     try:
-                        await _within(self._threads.submit(self._tell, claim, answer, ()))
+                        await self._told(claim, answer, ())
                     except StoreAway:
                         break
                     except Exception as error:
                         log.error("the end of a request by its key cannot be stored", exc_info=error)
                     self.waiting.pop(claim, None)
 
+    async def _told(self, claim: KeyClaim, answer: bytes | None, entries: Sequence[Row]) -> bool:
+        return await in_time(self._threads.submit(self._tell, claim, answer, entries), self._tell, AWAY_S)
+
     def _tell(self, claim: KeyClaim, answer: bytes | None, entries: Sequence[Row]) -> bool:
         if answer is not None:
             return self._store.keep(claim, answer, entries)
         self._store.free(claim)
         return True
-
-
-async def _within(asked: Future[_T]) -> _T:
-    """Leaves ``asked`` to go on where it takes too long. Raises `StoreAway`."""
-    try:
-        async with asyncio.timeout(AWAY_S):
-            return await asyncio.wrap_future(asked)
-    except (Away, TimeoutError):
-        raise StoreAway from None

@@ -25,7 +25,7 @@ from serve_app.gateway.resume.refused import Refused
 from serve_app.state.errors import Away
 from serve_app.state.kept.streams import CANCELLING, EXPIRED, LOST, RUNNING, Ending, Running, StreamPart, Taken
 from serve_app.state.protocols import StreamStore
-from serve_app.state.reader import plausible
+from serve_app.state.reader import in_time, plausible
 
 log = logging.getLogger("ray.serve")
 
@@ -130,6 +130,7 @@ class Streams:
                 while not stream.begun:
                     await stream.change()
         except TimeoutError:
+            log.warning("a resumable stream has not begun: the store has not taken it for %.1f s", AWAY_S)
             stream.lose()
             self._running.pop(stream.id, None)
             self._refused.add(stream.head)
@@ -389,11 +390,7 @@ class Streams:
         return shown
 
     async def look(self, look: Callable[..., _T], *args: Any) -> _T:
-        try:
-            async with asyncio.timeout(AWAY_S):
-                return await self._ask(self._readers, look, *args)
-        except (Away, TimeoutError):
-            raise StoreAway from None
+        return await in_time(self._readers.submit(look, *args), look, AWAY_S)
 
     @staticmethod
     def _ask(pool: ThreadPoolExecutor, ask: Callable[..., _T], *args: Any) -> Awaitable[_T]:

@@ -24,6 +24,11 @@ from serve_app.state.store.failures import REMEDIES, meaning
 
 # How long others may hold an SQLite file, or a server may leave a message unanswered.
 TIMEOUT_S = 5.0
+# After how long of silence a server is asked whether it is still there.
+PROBE_S = 3
+# After how long the server ends a transaction in which nothing happens: a process that hangs, or whose machine is gone,
+# would keep what it has locked for hours.
+IDLE_S = 10.0
 # How often a database that could not be reached is tried again; calls in between fail at once.
 RETRY_S = 0.5
 
@@ -192,8 +197,11 @@ def parse_url(url: str) -> sa.URL:
 
 
 def _postgresql(url: sa.URL) -> Engine:
-    arguments = {"connect_timeout": 3, "tcp_user_timeout": int(TIMEOUT_S * 1000), "application_name": "serve-app"}
-    return sa.create_engine(
+    # Who waits for an answer sends nothing that could be left unacknowledged, hence the probes.
+    probes = {"keepalives_idle": PROBE_S, "keepalives_interval": 1, "keepalives_count": int(TIMEOUT_S)}
+    unacknowledged = {"tcp_user_timeout": int(TIMEOUT_S * 1000)}
+    arguments = {"connect_timeout": 3, "application_name": "serve-app", **unacknowledged, **probes}
+    engine = sa.create_engine(
         url,
         pool_size=4,
         max_overflow=4,
@@ -201,6 +209,19 @@ def _postgresql(url: sa.URL) -> Engine:
         pool_pre_ping=True,
         connect_args={name: value for name, value in arguments.items() if name not in url.query},
     )
+
+    @event.listens_for(engine, "connect")
+    def connect(connection: Any, _: Any) -> None:
+        connection.autocommit = True
+        # An operator's own bound stays.
+        connection.execute(
+            "SELECT set_config(name, %s, false) FROM pg_settings "
+            "WHERE name = 'idle_in_transaction_session_timeout' AND source = 'default'",
+            (str(int(IDLE_S * 1000)),),
+        )
+        connection.autocommit = False
+
+    return engine
 
 
 def insert_into(is_sqlite: bool, table: sa.Table) -> Any:

@@ -35,9 +35,10 @@ _SQLITE: dict[int, Meaning] = dict.fromkeys(
 _SQLITE |= {sqlite3.SQLITE_CORRUPT: "damaged", sqlite3.SQLITE_NOTADB: "damaged"}
 
 # https://www.postgresql.org/docs/current/errcodes-appendix.html, by code and else by its class: connections, who we
-# are, which database, deadlocks, resources, an operator's doing, the system; a standby that is no primary; rights.
+# are, which database, deadlocks, resources, an operator's doing, the system; a standby that is no primary, a
+# transaction that stood still; rights.
 _POSTGRESQL: dict[str, Meaning] = dict.fromkeys(
-    ("08", "28", "3D", "40", "53", "57", "58", "25006", "42501", "55006", "55P03"), "away"
+    ("08", "28", "3D", "40", "53", "57", "58", "25006", "25P03", "42501", "55006", "55P03"), "away"
 )
 _POSTGRESQL |= {"XX001": "damaged", "XX002": "damaged", "42P01": "foreign", "42703": "foreign", "3F000": "foreign"}
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from benchmarks.chaos.network import Proxy
+from serve_app.state.blobs import files as module
 from serve_app.state.blobs.files import CHUNK, Files, NoFile, Replaced, open_files
-from serve_app.state.errors import StateError
+from serve_app.state.errors import Away, StateError
 
 BUCKET = "blobs"
 
@@ -30,13 +33,12 @@ def s3() -> Iterator[str]:
     server.stop()
 
 
-@pytest.fixture(params=["directory", "s3"])
-def where(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "directory":
-        return str(tmp_path / "files")
+@pytest.fixture
+def bucket(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where blobs lie in it."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", request.getfixturevalue("s3"))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.setenv("AWS_REGION", "us-east-1")
@@ -44,6 +46,11 @@ def where(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
     boto3.client("s3", region_name="us-east-1").create_bucket(Bucket=BUCKET)
     return f"s3://{BUCKET}/{tmp_path.name}"
+
+
+@pytest.fixture(params=["directory", "s3"])
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(tmp_path / "files") if request.param == "directory" else request.getfixturevalue("bucket")
 
 
 @pytest.fixture
@@ -181,3 +188,53 @@ def test_other_places_are_refused(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "s3fs", None)
     with pytest.raises(StateError, match=r"serve-app\[s3\]"):
         open_files("s3://bucket/x")
+
+
+def ways(files: Files) -> list[Callable[[], object]]:
+    """All that can be asked of files that hold ``a/b``."""
+    return [
+        lambda: files.put("a/c", b"new"),
+        lambda: files.put("a/c", iter([b"new"])),
+        lambda: files.get("a/b"),
+        lambda: files.size("a/b"),
+        lambda: files.delete("a/b"),
+        lambda: files.delete_below("a"),
+    ]
+
+
+@pytest.mark.parametrize("mode", ["refuse", "silent"])
+def test_a_bucket_out_of_reach_is_away_for_a_bounded_time(bucket, s3, monkeypatch, mode):
+    monkeypatch.setattr(module, "ANSWER_S", 0.1)
+    monkeypatch.setattr(module, "CONNECT_S", 0.3)
+    proxy = Proxy("127.0.0.1", int(s3.rpartition(":")[2]))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{proxy.port}")
+    files = open_files(bucket)
+    files.put("a/b", b"old")
+    proxy.set(mode)
+    for way in ways(files):
+        with pytest.raises(Away, match=BUCKET):
+            way()
+    proxy.set("through")
+    assert files.get("a/b") == b"old" and files.list() == ["a/b"]
+    proxy.close()
+
+
+def test_a_disk_that_takes_nothing_is_away_and_a_writer_has_errors_of_its_own(tmp_path):
+    files = open_files(str(tmp_path / "files"))
+    files.put("a/b", b"old")
+
+    def breaks() -> Iterator[bytes]:
+        yield b"new"
+        raise ConnectionResetError("its client is gone")
+
+    with pytest.raises(ConnectionResetError):
+        files.put("a/b", breaks())
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, most[1]))
+    try:
+        for data in (bytes(1 << 17), iter([bytes(1 << 15)] * 4)):
+            with pytest.raises(Away, match="File too large"):
+                files.put("a/b", data)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, most)
+    assert files.get("a/b") == b"old" and os.listdir(tmp_path / "files" / "a") == ["b"]
