@@ -94,7 +94,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "serve_app.kv.keys": {"numpy"},
     "serve_app.routing": {"numpy", "serve_app.costs"},
     "serve_app.state": {
-        "alembic", "fsspec", "msgspec", "orjson", "s3fs", "sqlalchemy", "yaml", "serve_app.api.errors",
+        "alembic", "botocore", "fsspec", "msgspec", "orjson", "s3fs", "sqlalchemy", "yaml", "serve_app.api.errors",
         "serve_app.api.trace_context", "serve_app.catalog.operated",
         "serve_app.config",
     },

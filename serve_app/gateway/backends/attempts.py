@@ -190,6 +190,7 @@ class Attempts:
             await call
         finally:
             stream.close()
+            self._bundles.told(sent.id)
             del self._running[sent.id]
             if one.asking is not None:
                 one.asking.cancel()

@@ -7,16 +7,15 @@
     generate ─┘                            └─ the call's answer: all of them, at the end
 
 Nobody waits for a batch request's first token, so it waits a moment for others that go to the same worker. Other
-requests wait only where a call has just gone there and is under way: alone they lose nothing, and among many the worker
-takes them up in one step anyway. Each ends by itself. What the channel does not bring is in the call's answer, and a
-lost worker is the loss of all that are left.
+requests wait only where one has just gone there and has not had all of its tokens: alone they lose nothing, and among
+many the worker takes them up in one step anyway. Each ends by itself. What the channel does not bring is in the call's
+answer, and a lost worker is the loss of all that are left.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from contextvars import Context
 
 from serve_app.api.errors import OutOfCapacity
@@ -31,9 +30,9 @@ from serve_app.wire.methods import GENERATE, GENERATE_MANY
 
 log = logging.getLogger("ray.serve")
 
-# How long the first batch request of a bundle waits for others; how long after the last call to a worker, while it has
-# any, the next one goes (with 32 clients whose answers are one token, 4 to 7 requests are a call then); and how many go
-# at once.
+# How long the first batch request of a bundle waits for others; how long after the last call to a worker, while it
+# works for any, the next one goes (with 32 clients whose answers are one token, 4 to 7 requests are a call then); and
+# how many go at once.
 WAIT_S = 0.01
 APART_S = 0.004
 MOST = 64
@@ -49,7 +48,8 @@ class _Alone(Exception):
 class _Bundle:
     """``waiting``: of each request without an end, who waits for it."""
 
-    def __init__(self, model: ServedModel, to: Destination) -> None:
+    def __init__(self, key: _Key, model: ServedModel, to: Destination) -> None:
+        self.key = key
         self.model = model
         self.to = to
         self.calls: list[GenerateCall] = []
@@ -62,11 +62,11 @@ class Bundles:
 
     def __init__(self, inbox: TokenInbox, call: Call) -> None:
         self._call = call
-        # Those that more may come to; of each request under way its bundle; and where calls are under way, how many and
-        # when the last one went (loop's time).
+        # Those that more may come to; of each request under way its bundle; and of each worker the requests whose
+        # tokens have not all come, and when the last call went there (loop's time).
         self._open: dict[_Key, _Bundle] = {}
         self._bundle_of: dict[str, _Bundle] = {}
-        self._calls: Counter[_Key] = Counter()
+        self._under_way: dict[_Key, set[str]] = {}
         self._last: dict[_Key, float] = {}
         inbox.on_ended = self._ended
 
@@ -83,7 +83,7 @@ class Bundles:
         key = (model.id, to.stage, to.replica, call.priority == "batch")
         bundle = self._open.get(key)
         if bundle is None:
-            bundle = self._open[key] = _Bundle(model, to)
+            bundle = self._open[key] = _Bundle(key, model, to)
             loop = asyncio.get_running_loop()
             if call.priority == "batch":
                 at = loop.time() + WAIT_S
@@ -101,10 +101,21 @@ class Bundles:
         except _Alone:
             return await self._call(model, GENERATE, call, to.stage, to.replica)
         finally:
+            self.told(call.id)
             bundle.waiting.pop(call.id, None)
             self._bundle_of.pop(call.id, None)
             if end.cancelled() and not bundle.waiting and bundle.task is not None:
                 bundle.task.cancel()
+
+    def told(self, request_id: str) -> None:
+        """All tokens of a request have come: its worker is done with it, though its call may not have ended."""
+        if (bundle := self._bundle_of.get(request_id)) is None:
+            return
+        under_way = self._under_way.get(bundle.key, set())
+        if request_id in under_way:
+            under_way.remove(request_id)
+            if not under_way:
+                del self._under_way[bundle.key], self._last[bundle.key]
 
     def _send(self, key: _Key, bundle: _Bundle) -> None:
         if self._open.get(key) is bundle:
@@ -112,15 +123,9 @@ class Bundles:
         # Some may have been left meanwhile.
         bundle.calls = [call for call in bundle.calls if call.id in bundle.waiting]
         if bundle.calls:
-            self._calls[key] += 1
+            self._under_way.setdefault(key, set()).update(call.id for call in bundle.calls)
             self._last[key] = asyncio.get_running_loop().time()
             bundle.task = asyncio.ensure_future(self._carry(bundle))
-            bundle.task.add_done_callback(lambda _: self._over(key))
-
-    def _over(self, key: _Key) -> None:
-        self._calls[key] -= 1
-        if not self._calls[key]:
-            del self._calls[key], self._last[key]
 
     async def _carry(self, bundle: _Bundle) -> None:
         calls, model, to = bundle.calls, bundle.model, bundle.to

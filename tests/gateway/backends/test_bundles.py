@@ -131,14 +131,19 @@ async def test_in_real_time_the_first_goes_at_once_and_those_behind_it_together(
     assert len(world.calls) == 2
 
 
-async def test_nobody_waits_for_calls_that_are_over(world, monkeypatch):
+@pytest.mark.parametrize("over", ["its call", "its tokens"])
+async def test_nobody_waits_for_what_is_over(world, monkeypatch, over):
+    """One client that sends a request after the other has the end of each before its call has come back."""
     monkeypatch.setattr("serve_app.gateway.backends.bundles.APART_S", 3600.0)
     for name in "abc":
         asked = world.ask(name, priority="realtime")
         await until(lambda name=name: world.calls and world.calls[-1][1].id == name)
+        if over == "its tokens":
+            world.bundles.told(name)
+            continue
         world.answers[-1].set_result(result(name))
         assert await asked[name] == result(name)
-    assert not world.bundles._last and not world.bundles._calls
+    assert not world.bundles._last and not world.bundles._under_way
 
 
 async def test_an_end_that_a_broken_connection_has_lost_is_told_again(world):
