@@ -39,6 +39,8 @@ from benchmarks.chaos.target import DECODERS, GATEWAY, REPLICA, RUNNER, WORKERS,
 from benchmarks.chaos.weather import BROKEN, REFUSED, UNSTORED
 
 RECOVERS_S, GATEWAY_S, RESTART_S = 5.0, 60.0, 180.0
+# What had begun to fail when the service was back.
+FADES_S = 1.0
 
 # Nothing but a pause may be seen; or honest refusals; or broken connections as well.
 PAUSE: frozenset[str] = frozenset()
@@ -51,7 +53,7 @@ ANYTHING = frozenset({REFUSED, BROKEN})
 class Fault:
     """``hold``: seconds that it lasts, from and to. ``stalls``: nothing can be answered meanwhile. ``recovers_s``:
     until every model answers, from its end if it stalls and else from its begin. ``needs``: why it cannot be had here.
-    ``alone``: no other comes beside it.
+    ``alone``: no other comes beside it. ``fades_s``: how long behind its end something of it may be seen.
     """
 
     name: str
@@ -63,6 +65,7 @@ class Fault:
     recovers_s: float = RECOVERS_S
     needs: Callable[[Target], str | None] = lambda target: None
     alone: bool = False
+    fades_s: float = FADES_S
 
 
 # -- why a fault cannot be had ---------------------------------------------------------------------------------------
@@ -82,6 +85,10 @@ def _no_sqlite(target: Target) -> str | None:
 
 def _no_postgres(target: Target) -> str | None:
     return None if target.store is not None else "needs --database with a PostgreSQL"
+
+
+def _no_lost_postgres(target: Target) -> str | None:
+    return _no_postgres(target) or _no_sockets(target)
 
 
 def _no_postgres_of_ours(target: Target) -> str | None:
@@ -108,6 +115,7 @@ GATEWAYS, HAPROXY, POOL = named(GATEWAY), named("haproxy"), named("ray::KVPool")
 RUNNERS, PREDICTORS = named(RUNNER), named("ray::PredictorWorker")
 CHAT_REPLICA = f"{REPLICA}pico--pico-instruct:"
 REPLICAS, ALL_WORKERS = named(REPLICA), named(*WORKERS)
+STORE_USERS = named(GATEWAY, RUNNER)
 SHORT, LONG = (1.0, 4.0), (4.0, 9.0)
 
 FAULTS = (
@@ -177,6 +185,9 @@ FAULTS = (
           needs=_no_postgres_of_ours),
     Fault("store-slow", "every packet from and to PostgreSQL is late", store("slow"), NO_STORE,
           hold=SHORT, needs=_no_postgres),
+    # What hung on the connections is free again when PostgreSQL has ended the transactions that nobody goes on with.
+    Fault("store-lost", "packets between PostgreSQL and who uses it are dropped, and it never hears of the end",
+          lossy(STORE_USERS, lambda _: [os.getpid()]), NO_STORE, hold=LONG, needs=_no_lost_postgres, fades_s=7.0),
     Fault("gateway-disk-full", "the gateway can write no file", disk_full(GATEWAYS), REFUSALS, SHORT, True),
     Fault("workers-disk-full", "workers can write no file", disk_full(ALL_WORKERS), hold=SHORT),
     Fault("store-disk-full", "PostgreSQL can write no file", store_full, NO_STORE, hold=SHORT,

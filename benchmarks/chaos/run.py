@@ -23,7 +23,6 @@ from benchmarks.serving.processes import SHARED, memory_mib, running
 from serve_app.state.store.sql import SqlStore
 
 CALM_S = (0.5, 2.5)  # between two faults
-GRACE_S = 1.0  # what had begun to fail when the service was back
 SAMPLES = 20  # of memory
 SAMPLE_S = 20.0  # where the time is not known
 FLAT_MINUTES = 10.0
@@ -197,13 +196,13 @@ class Chaos:
         names = " with ".join(one.coming.fault.name for one in begun)
         if recovery > (limit := self._options.recovery * len(begun) or limit):
             self.weather.violation(f"recovery took {recovery} s, not {limit:.0f}", fault=names)
-        end = time.monotonic() + GRACE_S
+        over = time.monotonic()
         entry: dict[str, Any] = {"at": round(first - self.weather.started, 1), "fault": names}
         entry["what"] = ", ".join(one.what for one in begun)
         entry["hold_s"] = round(max(one.coming.hold for one in begun), 1)
         entry["recovery_s"] = recovery
         for one in begun:
-            one.window.end = end
+            one.window.end = over + one.coming.fault.fades_s
         self.happened.append(entry)
         print(f"           back after {recovery} s; {dict(self.clients.counts)}", file=sys.stderr, flush=True)
         return len(begun)

@@ -6,14 +6,16 @@ All start from the same strings, tokenising included: random words, 1 to 256 tok
 logarithm of the length. The plain loop pads batches in the order of arrival; ours is ``EncodeBatcher`` over
 ``load_encoder``. Rounds alternate between the variants, so a busy machine slows all of them; medians are reported.
 ``--sentence-transformers`` names the Python of an environment that has it, to measure it as well. Every vector must
-have unit length and point where the others' do. ``--soak`` sends that many small requests afterwards and shows memory
-on the way.
+have unit length and point where the others' do. ``share_of_products``: the time that the linears' products alone would
+take, at the speed of one large product, of the time that a variant takes; nothing can be above 1. ``--soak`` sends that
+many small requests afterwards and shows memory on the way.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -24,6 +26,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import safe_open
 
 from benchmarks.checks import Checks
 from serve_app.engine.encoder.batcher import EncodeBatcher
@@ -97,6 +100,23 @@ class SentenceTransformers:
         self._process.wait(30)
 
 
+def linear_numbers(path: Path) -> int:
+    """Numbers in a checkpoint's linears: each is multiplied and added once for a token."""
+    with safe_open(path / "model.safetensors", "pt") as file:
+        shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 - no dict
+    return sum(math.prod(shape) for name, shape in shapes.items() if len(shape) == 2 and "embed" not in name)
+
+
+def product_speed(tries: int = 30) -> float:
+    """Multiplications and additions a second of a product in float32 as large as a batch's; the fastest of several."""
+    left, right, seconds = torch.randn(1024, 384), torch.randn(384, 1536), []
+    for _ in range(tries):
+        started = time.perf_counter()
+        torch.mm(left, right)
+        seconds.append(time.perf_counter() - started)
+    return left.numel() * right.shape[1] / min(seconds)
+
+
 def compare(checks: Checks, name: str, vectors: np.ndarray, truth: np.ndarray) -> None:
     """Each text's vector beside that of the variant that was first."""
     if checks.equal(f"{name}, vectors", vectors.shape, truth.shape):
@@ -146,7 +166,9 @@ def main(argv: list[str] | None = None) -> int:
     warm = {name: run(texts[: args.batch_size]) for name, run in variants.items()}
     seconds: dict[str, list[float]] = {name: [] for name in variants}
     checks, truth = Checks(), dict[str, np.ndarray]()
+    speeds = []
     for number in range(args.rounds):
+        speeds.append(product_speed())
         for name, run in variants.items():
             started = time.perf_counter()
             vectors = run(texts)
@@ -161,13 +183,16 @@ def main(argv: list[str] | None = None) -> int:
     if peer is not None:
         peer.close()
     rate = {name: round(len(texts) / statistics.median(taken), 1) for name, taken in seconds.items()}
+    tokens = int(sum(map(len, tokenizer.encode_batch(texts))))
+    products_s = linear_numbers(args.model_dir) * tokens / statistics.median(speeds)
     result = {
         "benchmark": "encoder",
         "sentences": len(texts),
-        "tokens": int(sum(map(len, tokenizer.encode_batch(texts)))),
+        "tokens": tokens,
         "threads": args.threads,
         "rounds": args.rounds,
         "sentences_per_s": rate,
+        "share_of_products": {n: round(products_s / statistics.median(taken), 3) for n, taken in seconds.items()},
         "ratio_to_transformers": round(rate["ours"] / rate["transformers_arrival_order"], 2),
         "least_cosine": {n: round(float((warm["ours"] * v).sum(1).min()), 6) for n, v in warm.items() if n != "ours"},
         "padding_share": round(1 - stats.tokens / stats.computed_tokens, 4),

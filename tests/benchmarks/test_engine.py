@@ -110,7 +110,8 @@ def test_encoder_of_minilm(capsys):
     except CatalogError as error:
         pytest.skip(f"the weights can't be had here: {error}")
     assert encoder.main([str(minilm), "--sentences", "4", "--rounds", "1", "--threads", "1", "--json"]) == 0
-    assert figures(capsys)["sentences_per_s"]["ours"] > 0
+    found = figures(capsys)
+    assert found["sentences_per_s"]["ours"] > 0 and found["share_of_products"]["ours"] > 0
 
 
 @pytest.mark.slow

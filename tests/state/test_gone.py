@@ -52,7 +52,7 @@ def test_what_a_process_that_hangs_has_locked_is_free_again(opened, monkeypatch)
 OWN = "?options=-c%20idle_in_transaction_session_timeout%3D7s"
 
 
-@pytest.mark.parametrize(("more", "bound"), [("", "10s"), (OWN, "7s")])
+@pytest.mark.parametrize(("more", "bound"), [("", "5s"), (OWN, "7s")])
 def test_an_operators_own_bound_stays(opened, more, bound):
     with opened(more).reading() as connection:
         assert connection.scalar(sa.text("SHOW idle_in_transaction_session_timeout")) == bound

@@ -10,18 +10,29 @@ import numpy as np
 
 @dataclass(slots=True)
 class Average:
-    """Exponential moving average. One sample moves it by little: a machine has hiccups."""
+    """Exponential moving average of seconds. A machine has hiccups, which only ever make something last longer: a
+    sample counts for no more than twice what is believed, or than twice the least of the first few; and what is far
+    below is believed sooner.
+    """
 
-    WEIGHT = 0.1
+    WEIGHT, WEIGHT_BELOW = 0.1, 0.5
+    FIRST = 3
+    # Far below.
+    FAR = 1.5
 
     value: float = 0.0
     samples: int = 0
+    _first: tuple[float, ...] = ()
 
     def add(self, sample: float) -> None:
         self.samples += 1
-        if self.samples > 3:
-            sample = min(max(sample, self.value / 2), self.value * 2)
-        self.value += max(self.WEIGHT, 1 / self.samples) * (sample - self.value)
+        if self.samples <= self.FIRST:
+            self._first = (*self._first, sample)
+            most = 2 * min(self._first)
+            self.value = sum([min(one, most) for one in self._first]) / self.samples
+            return
+        weight = self.WEIGHT_BELOW if sample < self.value / self.FAR else max(self.WEIGHT, 1 / self.samples)
+        self.value += weight * (min(max(sample, self.value / 2), self.value * 2) - self.value)
 
 
 def size_class(count: int) -> int:

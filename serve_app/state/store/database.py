@@ -28,7 +28,7 @@ TIMEOUT_S = 5.0
 PROBE_S = 3
 # After how long the server ends a transaction in which nothing happens: a process that hangs, or whose machine is gone,
 # would keep what it has locked for hours.
-IDLE_S = 10.0
+IDLE_S = 5.0
 # How often a database that could not be reached is tried again; calls in between fail at once.
 RETRY_S = 0.5
 

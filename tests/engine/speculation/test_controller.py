@@ -12,7 +12,7 @@ from serve_app.engine.drafts import accept
 from serve_app.engine.speculation.acceptance import Acceptance
 from serve_app.engine.speculation.budget import LossBudget
 from serve_app.engine.speculation.controller import FREE, POLICY, SpeculationController
-from serve_app.engine.speculation.costs import StepCosts, size_class
+from serve_app.engine.speculation.costs import Average, StepCosts, size_class
 from serve_app.engine.speculation.counters import Counters
 from serve_app.engine.speculation.everything import VerifyEverything
 from serve_app.engine.speculation.policy import Policy
@@ -269,6 +269,27 @@ def test_costs_between_known_points_lie_on_the_line_and_beyond_them_go_on():
     assert costs.seconds(4, np.array([0.0, 4, 8, 16])).tolist() == [11.0, 14.5, 18.0, 25.0]
     costs.record(4, 8, 30.0)
     assert costs.seconds(4, np.array([2.0, 6])).tolist() == [20.5, 24.0]
+
+
+@pytest.mark.parametrize("hiccup", range(5))
+def test_one_hiccup_is_soon_forgotten(hiccup):
+    """Whichever sample it is. What a plain step is believed to take decides whether speculation pays."""
+    costs = StepCosts()
+    for number in range(8):
+        costs.record(16, 16, 0.130 if number == hiccup else 0.012)
+        if number >= StepCosts.MIN_SAMPLES - 1:
+            assert costs.plain(16) <= 0.016
+    assert costs.plain(16) < 0.014
+
+
+def test_what_is_far_below_is_believed_within_a_few_samples():
+    average = Average()
+    for sample in (0.1, 0.1, 0.1, *[0.012] * 8):
+        average.add(sample)
+    assert average.value < 0.019
+    for sample in [0.1] * 5:
+        average.add(sample)
+    assert average.value < 0.035
 
 
 def test_sizes_of_a_class_differ_by_an_eighth_at_most():
