@@ -196,10 +196,17 @@ class Proxy:
             self._loop.call_soon_threadsafe(self._hang_up)
 
     def close(self) -> None:
-        self.set("refuse")
-        self._loop.call_soon_threadsafe(self._server.close)
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(5)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(5)
+
+    async def _end(self) -> None:
+        self._server.close()
+        self._hang_up()
+        serving = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in serving:
+            task.cancel()
+        await asyncio.gather(*serving, return_exceptions=True)
 
     def _hang_up(self) -> None:
         for writer in list(self._open):

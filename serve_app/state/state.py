@@ -185,14 +185,15 @@ class State:
 
     def health(self) -> dict[str, Any]:
         """For ``GET /health``: whether the store can be reached, for how long it could not, and how many entries of the
-        ledger wait for it; and whether nothing can be written at all.
+        ledger wait for it; whether nothing can be written at all; and whether files could not be had.
         """
         away = self._store.away
         if away is None and self._trouble is None:
             told: dict[str, Any] = {"status": "ready"}
         else:
             told = {"status": "away", "seconds": round(self._store.away_s, 1), "entries": self.ledger.waiting}
-        return told | ({"ledger": "closed"} if self.ledger.problem is not None else {})
+        told |= {"ledger": "closed"} if self.ledger.problem is not None else {}
+        return told | ({"files": "away"} if self._files is not None and self._files.problem else {})
 
     def counters(self) -> dict[str, Any]:
         """For the operator."""
@@ -201,7 +202,8 @@ class State:
         ledger = self.ledger
         found["ledger"] = {"written": ledger.written, "waiting": ledger.waiting, "lost": ledger.lost}
         found["ledger"]["waiting_bytes"] = ledger.waiting_bytes
-        problem = ledger.problem or self._trouble or self._store.away
+        files = self._files.problem if self._files is not None else None
+        problem = ledger.problem or self._trouble or self._store.away or files
         return found | ({"problem": problem} if problem else {})
 
     def _wake(self) -> None:

@@ -36,9 +36,12 @@ async def test_files_that_cannot_be_had_are_asked_for_again_and_leave_nothing(ec
         answers.append(await created(http, file))
         patched.setattr("fsspec.implementations.local.LocalFileSystem.size", full)
         answers.append(await http.get(f"/v1/files/{file}/content"))
+    assert (await http.get("/health")).json()["store"] == {"status": "ready", "files": "away"}
+    assert "No space left" in (await http.get("/v1/status")).json()["gateway"]["store"]["problem"]
     for answer in answers:
         assert answer.status_code == 503 and int(answer.headers["retry-after"]) > 0, answer.text
         assert "3040" in answer.text or "api_error" in answer.text or "overloaded" in answer.text, answer.text
     assert (await http.get(f"{ACCOUNT}/batches")).json()["result"] == []
     assert [one["id"] for one in (await http.get("/v1/files")).json()["data"]] == [file]
     assert (await created(http, file)).status_code == 200
+    assert (await http.get("/health")).json()["store"] == {"status": "ready"}

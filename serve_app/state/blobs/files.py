@@ -30,6 +30,7 @@ CHUNK = 1 << 20
 # How long a bucket may take to accept a connection and to answer, and how often it is asked; the fewest bytes a second
 # that it takes.
 CONNECT_S, ANSWER_S, ASKED, SLOWEST = 3.0, 10.0, 2, 128 << 10
+JOIN, JOIN_S = "complete_multipart_upload", 120.0
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.=@+-]{0,199}(/[A-Za-z0-9_][A-Za-z0-9_.=@+-]{0,199}){0,15}", re.ASCII)
 # How often the log tells at most that nothing can be reached: who runs batches tries twice a second.
 TELL_S = 10.0
@@ -51,7 +52,12 @@ class Replaced(OSError):
 
 
 class Files(Protocol):
-    """``name``: up to 16 parts of letters, digits and ``_.=@+-``, joined by slashes; others raise ValueError."""
+    """``name``: up to 16 parts of letters, digits and ``_.=@+-``, joined by slashes; others raise ValueError.
+
+    ``problem``: why they could not be had when they were last asked for.
+    """
+
+    problem: str | None
 
     def put(self, name: str, data: bytes | Iterable[bytes]) -> int:
         """Writes a blob, replacing one of this name in one step; its length. An error on the way leaves what was."""
@@ -110,8 +116,9 @@ def _bucket() -> Any:
 
         async def _call_s3(self, method: str, *arguments: Any, **named: Any) -> Any:
             body = named.get("Body")
-            sent_s = len(body) / SLOWEST if isinstance(body, bytes) else 0.0
-            async with asyncio.timeout(ASKED * (CONNECT_S + ANSWER_S) + sent_s):
+            # A bucket may take its time to put the parts of a large blob together.
+            more_s = len(body) / SLOWEST if isinstance(body, bytes) else JOIN_S * (method == JOIN)
+            async with asyncio.timeout(ASKED * (CONNECT_S + ANSWER_S) + more_s):
                 return await super()._call_s3(method, *arguments, **named)
 
         call_s3 = sync_wrapper(_call_s3)
@@ -132,6 +139,7 @@ class _FsspecFiles:
         self._system = system
         self._root = root
         self._tell_at = 0.0
+        self.problem: str | None = None
 
     def get(self, name: str, start: int = 0, end: int | None = None) -> bytes:
         for _ in range(_TRIES - 1):
@@ -146,6 +154,7 @@ class _FsspecFiles:
                 for piece in self._pieces(name, start, end):
                     begun = True
                     yield piece
+                self.problem = None
                 return
             except FileNotFoundError:
                 if begun:
@@ -211,12 +220,14 @@ class _FsspecFiles:
             raise
         except self._away as error:
             raise self._gone(error) from error
+        self.problem = None
 
     def _gone(self, error: Exception) -> Away:
         if (now := time.monotonic()) >= self._tell_at:
             self._tell_at = now + TELL_S
             log.warning("files in %s cannot be reached: %s: %s", self._root, type(error).__name__, error)
-        return Away(f"files in {self._root}: {error or type(error).__name__}")
+        self.problem = f"files in {self._root}: {error or type(error).__name__}"
+        return Away(self.problem)
 
     def _path(self, name: str) -> str:
         if not _NAME.fullmatch(name):
