@@ -19,5 +19,5 @@ for (const baseURL of [url, underAccount, `${underAccount}/v1`]) {
   assert.deepEqual([use.name, use.input, calling.stop_reason], ["get_weather", { city: "Paris" }, "tool_use"]);
   const counted = await client.messages.countTokens({ model: chat, messages: asked.messages });
   assert.ok(counted.input_tokens > 0);
-  await assert.rejects(client.messages.create({ ...asked, model: "@cf/no/such" }), Anthropic.BadRequestError);
+  await assert.rejects(client.messages.create({ ...asked, model: "@cf/no/such" }), Anthropic.NotFoundError);
 }

@@ -49,7 +49,7 @@ for (const baseURL of [`${url}/v1`, `${underAccount}/v1`]) {
   const next = await client.responses.create({ model: chat, input: "And math.cos?", previous_response_id: answer.id });
   assert.ok(next.output_text);
 
-  await assert.rejects(client.chat.completions.create({ ...asked, model: "@cf/no/such" }), OpenAI.BadRequestError);
+  await assert.rejects(client.chat.completions.create({ ...asked, model: "@cf/no/such" }), OpenAI.NotFoundError);
   await assert.rejects(
     new OpenAI({ apiKey: "wrong", baseURL, maxRetries: 0 }).models.list(), OpenAI.AuthenticationError,
   );
