@@ -39,8 +39,10 @@ def opened(request, tmp_path) -> Iterator[Callable[[str], Database]]:
 
 
 def test_what_a_process_that_hangs_has_locked_is_free_again(opened, monkeypatch):
-    monkeypatch.setattr(module, "IDLE_S", 0.3)
     one, other = opened(), opened()
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "IDLE_S", 0.3)
+        one.engine.connect().close()
     with pytest.raises(Away), one.writing() as hanging:
         hanging.execute(LOCK)
         with other.writing() as connection:

@@ -204,18 +204,21 @@ def ways(files: Files) -> list[Callable[[], object]]:
 
 @pytest.mark.parametrize("mode", ["refuse", "silent"])
 def test_a_bucket_out_of_reach_is_away_for_a_bounded_time(bucket, s3, monkeypatch, mode):
-    monkeypatch.setattr(module, "ANSWER_S", 0.1)
-    monkeypatch.setattr(module, "CONNECT_S", 0.3)
     proxy = Proxy("127.0.0.1", int(s3.rpartition(":")[2]))
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{proxy.port}")
     files = open_files(bucket)
     files.put("a/b", b"old")
     proxy.set(mode)
-    for way in ways(files):
-        with pytest.raises(Away, match=BUCKET):
-            way()
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "ANSWER_S", 0.1)
+        patched.setattr(module, "CONNECT_S", 0.3)
+        impatient = open_files(bucket)
+        for way in ways(impatient):
+            with pytest.raises(Away, match=BUCKET):
+                way()
+        assert impatient.problem is not None and BUCKET in impatient.problem
     proxy.set("through")
-    assert files.get("a/b") == b"old" and files.list() == ["a/b"]
+    assert files.get("a/b") == b"old" and files.list() == ["a/b"] and files.problem is None
     proxy.close()
 
 
