@@ -20,6 +20,7 @@ from serve_app.state.store.tables import ledger, ledger_days
 LATE_S = 20.0
 # Until a request whose connection broke has been begun with; a library sends it again for some time.
 NAMELESS_S = 60.0
+ABOUT_S = 5.0  # that a request takes, for the faults that it has met
 SHOWN = 3  # of the requests that an unknown entry was compared with
 
 
@@ -78,7 +79,11 @@ class Receipts:
                 break
             time.sleep(0.5)
         for told, problem in problems:
-            weather.violation(f"ledger: {problem}", ask=told.ask, request=told.seen.request)
+            at = told.began - time.time() + time.monotonic()
+            during = [window.fault for window in weather.during(at, at + ABOUT_S)]
+            how = {"asked_at": round(at - weather.started, 1), "during": during, "keep_s": told.keep_s}
+            how["key"] = bool(told.seen.key)
+            weather.violation(f"ledger: {problem}", ask=told.ask, request=told.seen.request, **how)
         if batches is not None:
             batches.check(entries, alone=alone)
         if problem := _sums_problem(store):

@@ -18,6 +18,9 @@ from sqlalchemy import (
 
 metadata = MetaData()
 
+# By so many seconds clocks of nodes may differ. What is later is of a clock that was put back: no claim lasts so long.
+AHEAD_S = 60.0
+
 accounts = Table(
     "accounts",
     metadata,

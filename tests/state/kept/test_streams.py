@@ -46,6 +46,20 @@ def test_only_one_gateway_has_a_stream(store, open_store):
     assert elsewhere.orphans(6.0, 9) == ["t"]
 
 
+def test_a_gateway_that_was_killed_before_its_clock_was_put_back_is_gone(store, open_store):
+    """It had said that it lives for an hour to come."""
+    one, other = store, open_store("elsewhere")
+    one.streams.write("one", [part("s", 1)], 3601.0, 3605.0)
+    claim = KeyClaim("one", "a", "k", 3601.0)
+    assert one.answers.claim(claim, 3605.0, "print") is None
+    assert other.streams.orphans(2.0, 9) == ["s"] and other.streams.take("two", "s", 2.0).epoch == 2
+    assert other.answers.claim(KeyClaim("two", "a", "k", 2.0), 6.0, "print") is None
+    # One that says it again is none of them.
+    one.streams.write("three", [part("t", 1)], 3601.0, 3605.0)
+    one.streams.beat("three", 6.0, (), 2.0)
+    assert other.streams.orphans(2.0, 9) == []
+
+
 def test_what_was_refused_is_over_wherever_it_is(store):
     streams = store.streams
     # It comes to the store behind its refusal, is there before, has another gateway, or has come to its end there.

@@ -19,8 +19,9 @@ from sqlalchemy.engine import Connection
 from serve_app.state.callers.accounts import Caller
 from serve_app.state.deferred.batches import Batch, Claim, Counts, Held, Result, Shard, ShardResults, Used, Waiting
 from serve_app.state.store.database import Database
-from serve_app.state.store.deferred.batch_tables import AHEAD_S, batch_results, batch_shards, batches
+from serve_app.state.store.deferred.batch_tables import batch_results, batch_shards, batches
 from serve_app.state.store.spending.ledger import LedgerTable
+from serve_app.state.store.tables import AHEAD_S
 
 _JSON = msgspec.json.Encoder()
 _CALLER = msgspec.json.Decoder(Caller)

@@ -6,9 +6,6 @@ from sqlalchemy import BigInteger, Column, Double, ForeignKey, Index, LargeBinar
 
 from serve_app.state.store.tables import metadata
 
-# By so many seconds clocks of nodes may differ. What is later is of a clock that was put back: no claim lasts so long.
-AHEAD_S = 60.0
-
 # `caller`, `about`, `problems`: JSON. `owner`: who checks its input or writes its files, up to `until`; "" for nobody.
 # `open`: shards that are not finished. `money`: 1e-9 of `currency`. `expires`: when it is forgotten, None before its
 # end. Times: unix seconds.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import BigInteger, Boolean, Column, ColumnElement, Double, ForeignKey, Index, LargeBinary, String, Table
 
-from serve_app.state.store.deferred.batch_tables import AHEAD_S, metadata
+from serve_app.state.store.tables import AHEAD_S, metadata
 
 # `consumer`: JSON of `serve_app.state.deferred.queues.Consumer`, "" for none; `model` and `results` (a queue's
 # name) are its.

@@ -11,6 +11,7 @@ from serve_app.state.kept.streams import KeyClaim, Known
 from serve_app.state.protocols import Row
 from serve_app.state.store.callers.removed import removed_at
 from serve_app.state.store.database import Database
+from serve_app.state.store.kept.streams import living
 from serve_app.state.store.spending.ledger import LedgerTable
 from serve_app.state.store.tables import answers, stream_owners
 
@@ -51,8 +52,7 @@ class AnswerTable:
         gateway is gone without an answer is free.
         """
         own = (answers.c.account == claim.account) & (answers.c.key == claim.key)
-        alive = sa.select(stream_owners.c.owner).where(stream_owners.c.until > claim.at)
-        stale = answers.c.answer.is_(None) & answers.c.owner.not_in(alive)
+        stale = answers.c.answer.is_(None) & answers.c.owner.not_in(living(claim.at))
         lives = self._database.insert(stream_owners).values(owner=claim.owner, until=until)
         row = {"account": claim.account, "key": claim.key, "created": claim.at, "owner": claim.owner}
         row |= {"print": print, "size": len(claim.key)}

@@ -11,7 +11,7 @@ from sqlalchemy.engine import Connection
 from serve_app.state.kept.streams import CANCELLING, EXPIRED, LOST, RUNNING, Head, Running, Shown, StreamPart, Taken
 from serve_app.state.store.database import Database
 from serve_app.state.store.spending.ledger import LedgerTable
-from serve_app.state.store.tables import stream_owners, stream_parts, streams
+from serve_app.state.store.tables import AHEAD_S, stream_owners, stream_parts, streams
 
 # A request that takes its gateway down with it must not take down all of them.
 MAX_EPOCHS = 5
@@ -26,6 +26,14 @@ UPDATE streams SET expires = :now WHERE expires > :now AND id IN (
     ) AS counted WHERE total > :bytes
 )
 """)
+
+
+def living(now: float) -> sa.Select[tuple[str]]:
+    """The gateways that say that they live. One that says so for long to come said it by a clock that was put back: it
+    says it again within a second if it does.
+    """
+    until = stream_owners.c.until
+    return sa.select(stream_owners.c.owner).where(until > now, until <= now + AHEAD_S)
 
 
 class StreamTable:
@@ -106,15 +114,13 @@ class StreamTable:
 
     def orphans(self, now: float, limit: int) -> list[str]:
         """Streams whose gateway no longer says that it lives, the oldest first."""
-        alive = sa.select(stream_owners.c.owner).where(stream_owners.c.until > now)
-        query = sa.select(streams.c.id).where(streams.c.expires.is_(None), streams.c.owner.not_in(alive))
+        query = sa.select(streams.c.id).where(streams.c.expires.is_(None), streams.c.owner.not_in(living(now)))
         with self._database.reading() as connection:
             return list(connection.execute(query.order_by(streams.c.created).limit(limit)).scalars())
 
     def take(self, owner: str, stream_id: str, now: float) -> Taken | None:
         """Takes an orphan over; None if another was first, or if it has lost too many gateways: then it has failed."""
-        alive = sa.select(stream_owners.c.owner).where(stream_owners.c.until > now)
-        orphan = (streams.c.id == stream_id) & streams.c.expires.is_(None) & streams.c.owner.not_in(alive)
+        orphan = (streams.c.id == stream_id) & streams.c.expires.is_(None) & streams.c.owner.not_in(living(now))
         with self._database.writing() as connection:
             taking = sa.update(streams).where(orphan).values(owner=owner, epoch=streams.c.epoch + 1, seen=now)
             if not connection.execute(taking).rowcount:
