@@ -27,8 +27,8 @@ from serve_app.state.callers.accounts import Caller
 from serve_app.state.deferred.batches import ENDED, Batch, BatchStore, Counts
 from serve_app.state.errors import Away, QueueFull
 
-# For so long whoever checks an input inline has it to itself. Less than `AHEAD_S` of the store's tables, beyond which the
-# store takes a claim for one of a clock that was put back.
+# For so long whoever checks an input inline has it to itself. Less than `AHEAD_S` of the store's tables, beyond which
+# the store takes a claim for one of a clock that was put back.
 CHECK_S = 45.0
 # Lines of results that are read at a time.
 PAGE = 256
