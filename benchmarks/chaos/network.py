@@ -170,6 +170,13 @@ def _socket_of(pid: int, number: int) -> socket.socket:
         os.close(process)
 
 
+def _probe(taken: socket.socket) -> None:
+    """Notices a client that is gone, as the server behind would."""
+    taken.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 3), (socket.TCP_KEEPCNT, 3)):
+        taken.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
 Mode = Literal["through", "refuse", "silent", "slow"]
 SLOW_S = 0.15
 
@@ -214,6 +221,7 @@ class Proxy:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._open.add(writer)
+        _probe(writer.get_extra_info("socket"))
         try:
             if self._mode == "refuse":
                 return

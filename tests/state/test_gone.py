@@ -58,6 +58,7 @@ OWN = "?options=-c%20idle_in_transaction_session_timeout%3D7s"
 def test_an_operators_own_bound_stays(opened, more, bound):
     with opened(more).reading() as connection:
         assert connection.scalar(sa.text("SHOW idle_in_transaction_session_timeout")) == bound
+        assert connection.scalar(sa.text("SHOW tcp_keepalives_idle")) == "10"
 
 
 def test_a_server_that_is_gone_is_noticed_by_who_waits_for_its_answer(opened, monkeypatch):

@@ -26,6 +26,7 @@ from serve_app.state.store.failures import REMEDIES, meaning
 TIMEOUT_S = 5.0
 # After how long of silence a server is asked whether it is still there.
 PROBE_S = 3
+SERVER_PROBES = {"tcp_keepalives_idle": 10, "tcp_keepalives_interval": 3, "tcp_keepalives_count": 3}
 # After how long the server ends a transaction in which nothing happens: a process that hangs, or whose machine is gone,
 # would keep what it has locked for hours.
 IDLE_S = 5.0
@@ -212,12 +213,14 @@ def _postgresql(url: sa.URL) -> Engine:
 
     @event.listens_for(engine, "connect")
     def connect(connection: Any, _: Any) -> None:
+        # The server's side of it, where the operator has no bounds of his own: what nobody goes on with ends, and
+        # connections of machines that are gone do not use up all that it has.
+        own = {"idle_in_transaction_session_timeout": int(IDLE_S * 1000), **SERVER_PROBES}
         connection.autocommit = True
-        # An operator's own bound stays.
         connection.execute(
-            "SELECT set_config(name, %s, false) FROM pg_settings "
-            "WHERE name = 'idle_in_transaction_session_timeout' AND source = 'default'",
-            (str(int(IDLE_S * 1000)),),
+            "SELECT set_config(name, value, false) FROM pg_settings "
+            "JOIN unnest(%s::text[], %s::text[]) AS own(name, value) USING (name) WHERE source = 'default'",
+            (list(own), [str(value) for value in own.values()]),
         )
         connection.autocommit = False
 
