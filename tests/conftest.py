@@ -145,6 +145,17 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture
+async def inbox():
+    """A gateway's end of the token channel."""
+    from serve_app.channel.inbox import TokenInbox
+
+    inbox = TokenInbox()
+    await inbox.start()
+    yield inbox
+    await inbox.aclose()
+
+
 @pytest.fixture(scope="session")
 def ray_cluster():
     """Ray alone."""

@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from benchmarks.checks import Checks
 from benchmarks.kv import kv, turns
-from serve_app.channel.inbox import TokenInbox
 from serve_app.kv.disk import DiskTier
 from serve_app.tasks.work import WorkerGone
 from serve_app.wire.generate import Failed, GenerateCall, Generated, PromptPath
@@ -38,14 +37,6 @@ def test_turns(ray_cluster, capsys, checkpoint_here):
     assert turns.main(["--size", "tiny", "--context", "512", "--rounds", "1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["turn_over_cold"] > 0 and found["paths"]["turn"]["node"] >= 512
-
-
-@pytest.fixture
-async def inbox():
-    inbox = TokenInbox()
-    await inbox.start()
-    yield inbox
-    await inbox.aclose()
 
 
 class AnswersAtOnce:

@@ -8,10 +8,7 @@ from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
 
-import pytest
-
 from serve_app.catalog.load import load_catalog
-from serve_app.channel.inbox import TokenInbox
 from serve_app.gateway.dispatch import subscriptions
 from serve_app.gateway.dispatch.subscriptions import Subscriptions, Wake, Wanted
 from serve_app.tasks.model import ServedModel
@@ -20,14 +17,6 @@ from serve_app.wire.replicas import Nothing, Subscribe, Subscribed
 from tests.waiting import until
 
 CHAT = "@cf/pico/pico-instruct"
-
-
-@pytest.fixture
-async def inbox():
-    inbox = TokenInbox()
-    await inbox.start()
-    yield inbox
-    await inbox.aclose()
 
 
 def chat(min_replicas: int = 1) -> ServedModel:
