@@ -180,24 +180,30 @@ class LedgerWriter:
     def _run(self) -> None:
         ends = False
         while not ends:
-            group: list[_Asked] = []
-            under_way: list[Row] | None = None
-            # What comes while a group is written is the next one.
-            with suppress(Empty):
-                asked = self._queue.get(timeout=None if self._closed is None else TRY_S)
-                while asked is not None and len(group) < GROUP:
-                    if isinstance(asked, list):
-                        under_way = asked
-                    else:
-                        group.append(asked)
-                    asked = self._queue.get_nowait()
-                ends = asked is None
+            group, under_way, ends = self._next()
             if group or self._closed is not None:
                 self._write(group)
             if under_way is not None:
                 # What was written before is less, and still right.
                 with suppress(OSError):
                     self._open_file.write(under_way)
+
+    def _next(self) -> tuple[list[_Asked], list[Row] | None, bool]:
+        """What has come while the last group was written: entries, what is under way, and whether nothing follows."""
+        group: list[_Asked] = []
+        under_way: list[Row] | None = None
+        with suppress(Empty):
+            asked = self._queue.get(timeout=None if self._closed is None else TRY_S)
+            while asked is not None:
+                if isinstance(asked, list):
+                    under_way = asked
+                else:
+                    group.append(asked)
+                    if len(group) == GROUP:
+                        return group, under_way, False
+                asked = self._queue.get_nowait()
+            return group, under_way, True
+        return group, under_way, False
 
     def _write(self, group: list[_Asked]) -> None:
         rows = [*self._unwritten, *(asked.entry.row() for asked in group)]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,8 +19,9 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from serve_app.state.errors import Away, Damaged, StateError
 from serve_app.state.names import FILE
 from serve_app.state.store.failures import REMEDIES, meaning
+from serve_app.state.store.sqlite_file import Checkpoints, engine_of, identity
 
-# How long others may hold an SQLite file, or a server may leave a message unanswered.
+# How long a server may leave a message unanswered.
 TIMEOUT_S = 5.0
 # After how long of silence a server is asked whether it is still there.
 PROBE_S = 3
@@ -53,6 +52,7 @@ class Database:
         self._preparing = threading.Lock()
         self._making = threading.Lock()
         self._engine: Engine | None = None
+        self._checkpoints = Checkpoints(str(self.url.database)) if self.is_sqlite else None
         self._away_since: float | None = None
         self._reason = ""
         self._try_at = 0.0
@@ -97,6 +97,8 @@ class Database:
         options = self.engine.execution_options(write=write, durable=durable or self._durable)
         with self._noting(), options.begin() as connection:
             yield connection
+        if write and self._checkpoints is not None:
+            self._checkpoints.after_commit()
 
     def insert(self, table: sa.Table) -> Any:
         """An insert that can say ``on_conflict_do_update`` and ``on_conflict_do_nothing``."""
@@ -107,13 +109,15 @@ class Database:
             engine, self._engine = self._engine, None
         if engine is not None:
             engine.dispose()
+        if self._checkpoints is not None:
+            self._checkpoints.close()
 
     @property
     def engine(self) -> Engine:
         with self._making:
             if self._engine is None:
-                self._engine = _sqlite(self.url) if self.is_sqlite else _postgresql(self.url)
-                self._file = _identity(self.url) if self.is_sqlite else None
+                self._engine = engine_of(self.url) if self.is_sqlite else _postgresql(self.url)
+                self._file = identity(self.url) if self.is_sqlite else None
                 self.opened += 1
             return self._engine
 
@@ -141,7 +145,7 @@ class Database:
         """What is written into a file that was removed is lost. So one that is gone is waited for, and another in its
         place is opened.
         """
-        found = _identity(self.url)
+        found = identity(self.url)
         if found == self._file and not self._gone:
             return
         self.close()
@@ -230,53 +234,3 @@ def _postgresql(url: sa.URL) -> Engine:
 def insert_into(is_sqlite: bool, table: sa.Table) -> Any:
     """See :meth:`Database.insert`."""
     return sqlite.insert(table) if is_sqlite else postgresql.insert(table)
-
-
-def _sqlite(url: sa.URL) -> Engine:
-    path = Path(str(url.database))
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    # Made before SQLite would make it, so that nobody else on the machine can read it; its journals take its mode.
-    os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
-    engine = sa.create_engine(url, connect_args={"timeout": TIMEOUT_S, "check_same_thread": False})
-
-    @event.listens_for(engine, "connect")
-    def connect(connection: sqlite3.Connection, _: Any) -> None:
-        # Transactions begin as we say, below, and not as the driver thinks.
-        connection.isolation_level = None
-        _enter_wal(connection)
-        connection.execute("PRAGMA synchronous=NORMAL")
-        connection.execute("PRAGMA foreign_keys=ON")
-
-    @event.listens_for(engine, "begin")
-    def begin(connection: Connection) -> None:
-        # A transaction that reads first and writes later could not wait for another writer.
-        options = connection.get_execution_options()
-        write = options.get("write", True)
-        if write:
-            connection.exec_driver_sql(f"PRAGMA synchronous={'FULL' if options.get('durable') else 'NORMAL'}")
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
-
-    return engine
-
-
-def _identity(url: sa.URL) -> tuple[int, int] | None:
-    """The file itself, whatever its name; None where there is none."""
-    try:
-        found = os.stat(str(url.database))
-    except FileNotFoundError:
-        return None
-    return found.st_dev, found.st_ino
-
-
-def _enter_wal(connection: sqlite3.Connection) -> None:
-    until = time.monotonic() + TIMEOUT_S
-    while True:
-        try:
-            # Entering WAL mode, and recovering it, needs the file alone, and SQLite does not wait for that by itself
-            # however long its timeout: https://www.sqlite.org/wal.html#sometimes_queries_return_sqlite_busy_in_wal_mode
-            connection.execute("PRAGMA journal_mode=WAL")
-            return
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
-                raise
-            time.sleep(0.005)

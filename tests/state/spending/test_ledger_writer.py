@@ -86,6 +86,17 @@ async def test_entries_that_come_together_are_written_together(make, monkeypatch
     assert sum(written) == 200 and len(written) < 20
 
 
+async def test_more_entries_than_a_group_has_are_all_written(make, store, monkeypatch):
+    monkeypatch.setattr(ledger_writer, "GROUP", 10)
+    writer = make()
+    with writer._lock:  # they wait while the first is written
+        entered = [writer.enter(replace(ENTRY, id=f"r{n}")) for n in range(200)]
+    async with asyncio.timeout(30):
+        await asyncio.gather(*entered)
+    writer.flush()
+    assert sorted(store.ids) == sorted(f"r{n}" for n in range(200))
+
+
 async def test_with_fsync_an_entry_outlives_a_loss_of_power_before_anybody_is_told(make, store, tmp_path, monkeypatch):
     synced: list[int] = []
     real = os.fdatasync
