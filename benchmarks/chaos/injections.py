@@ -128,7 +128,8 @@ def _insist(ask: Callable[[], object]) -> None:
             return
         except OSError as error:
             if time.monotonic() > until:
-                raise RuntimeError(f"by hand: {error}") from error
+                said = error.read(300).decode(errors="replace") if isinstance(error, urllib.error.HTTPError) else ""
+                raise RuntimeError(f"by hand: {error} {said}".strip()) from error
             time.sleep(0.3)
 
 

@@ -223,6 +223,11 @@ class Chaos:
             window.end = window.start
             self.not_here.setdefault(fault.name, str(why))
             return None
+        except RuntimeError as wrong:
+            # What an operator could not get. The run goes on, and says so in the end.
+            window.end = time.monotonic()
+            self.weather.violation(str(wrong), fault=fault.name)
+            return None
         at = window.start - self.weather.started
         print(f"  {at:6.1f} s  {fault.name}: {what}", file=sys.stderr, flush=True)
         return Begun(coming, window, injected, what)

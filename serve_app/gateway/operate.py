@@ -171,9 +171,10 @@ class ByHand:
             said = catalog.operated.get(model) or Operated(model)
             served = self._models.started.get(model)
             if action == "stop":
-                if served is None:
+                if served is None and said.running is not False:
                     raise BadChange(f"{model} is not started.", param="model")
-                await self._say(replace(said, running=False), by)
+                if served is not None:
+                    await self._say(replace(said, running=False), by)
                 await self._serve(lambda deployer: deployer.end(model))
                 return
             if action == "scale":
