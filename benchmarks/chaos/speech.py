@@ -25,17 +25,17 @@ WINDOW_S = 3
 
 
 def whisper(
-    folder: Path, seed: int, *, multilingual: bool = True, aligned: bool = True
+    folder: Path, seed: int, *, multilingual: bool = True, aligned: bool = True, width: int = 32
 ) -> tf.WhisperForConditionalGeneration:
     """A checkpoint with a tokenizer of bytes."""
     torch.manual_seed(seed)
     marks = WINDOW_S * 50 + 1
     config = tf.WhisperConfig(
-        vocab_size=BEGIN + marks, num_mel_bins=16, d_model=32, encoder_layers=2, decoder_layers=2,
-        encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=64, decoder_ffn_dim=64,
+        vocab_size=BEGIN + marks, num_mel_bins=16, d_model=width, encoder_layers=2, decoder_layers=2,
+        encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=2 * width, decoder_ffn_dim=2 * width,
         max_source_positions=WINDOW_S * 50, max_target_positions=48, pad_token_id=IDS["<|endoftext|>"],
         bos_token_id=IDS["<|endoftext|>"], eos_token_id=IDS["<|endoftext|>"],
-        decoder_start_token_id=IDS["<|startoftranscript|>"], init_std=0.3, median_filter_width=3,
+        decoder_start_token_id=IDS["<|startoftranscript|>"], init_std=0.3 * (32 / width) ** 0.5, median_filter_width=3,
     )  # fmt: skip
     model = tf.WhisperForConditionalGeneration(config).eval()
     said = {

@@ -13,7 +13,8 @@ import transformers as tf
 
 from benchmarks.chaos.speech import WINDOW_S, whisper
 from serve_app.media.limits import SAMPLE_RATE
-from serve_app.predict.speech.greedy import Greedy
+from serve_app.predict.speech.encoder import Encoder
+from serve_app.predict.speech.greedy import PACKED_WIDTH, Greedy
 from serve_app.predict.speech.segments import split
 from serve_app.predict.speech.spectrum import Spectrum
 from serve_app.wire.generate import Failed
@@ -196,11 +197,32 @@ def test_what_the_short_loop_does_not_know_is_left_to_generate(tmp_path):
     assert not Greedy.takes(model)
 
 
-@pytest.mark.parametrize("multilingual", some([True, False], True))
-async def test_the_short_loop_finds_what_generate_finds(work, tmp_path, multilingual):
+@pytest.mark.parametrize("width", [32, PACKED_WIDTH])
+def test_the_encoder_finds_what_transformers_does(tmp_path, width):
+    model = whisper(tmp_path, 3, width=width)
+    features = torch.randn(3, 16, 100 * WINDOW_S, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        wanted = model.get_encoder()(features).last_hidden_state
+        assert Encoder.takes(model)
+        found = Encoder(model)(features)
+    assert torch.allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_an_encoder_of_another_kind_is_left_to_transformers(tmp_path):
+    model = whisper(tmp_path, 3)
+    model.config.activation_function = "relu"
+    assert not Encoder.takes(model)
+    assert not Encoder.takes(whisper(tmp_path, 3).half())
+
+
+@pytest.mark.parametrize(
+    "multilingual, width",
+    some([(True, 32), (False, 32), (True, PACKED_WIDTH)], (True, 32), (True, PACKED_WIDTH), names=2),
+)
+async def test_the_short_loop_finds_what_generate_finds(work, tmp_path, multilingual, width):
     """Languages that are found and told, beside each other; probabilities and confidence as well."""
     folder = tmp_path / "model"
-    whisper(folder, 7, multilingual=multilingual)
+    whisper(folder, 7, multilingual=multilingual, width=width)
     sounds = [noise(seconds, n) for n, seconds in enumerate((0.7, 2.0, 2.9, 4.5))]
     told = []
     for short in (True, False):

@@ -24,7 +24,7 @@ def tail_rows(rows: int) -> int:
 
 
 class FusedLinear(Linear):
-    """A linear whose epilogue is SiLU, a product or a sum; packed where possible."""
+    """A linear whose epilogue is SiLU, GELU, a product or a sum; packed where possible."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._bias, self.weight = bias, weight
@@ -44,6 +44,12 @@ class FusedLinear(Linear):
         if self._unary is not None:
             return self._unary(x, self.weight, self._bias, "swish", [], "")
         return super().swish(x, batch)
+
+    def gelu(self, x: Tensor) -> Tensor:
+        """``gelu(x @ W.T + b)``, the exact one."""
+        if self._unary is not None:
+            return self._unary(x, self.weight, self._bias, "gelu", [], "none")
+        return F.gelu(self(x))
 
     def times(self, x: Tensor, other: Tensor, batch: Any = None) -> Tensor:
         if self._binary is not None:

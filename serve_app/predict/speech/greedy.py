@@ -8,14 +8,19 @@ What this does not do (beams, prompts, times of words, settings beyond `KNOWN`) 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import WhisperForConditionalGeneration
 
+from serve_app.kernels.linear.packed import pack_linears
+
+# Of narrower layers a packed product takes longer to call than to do.
+PACKED_WIDTH = 256
 # What a generation config may say. Whatever else it sets changes `generate` in ways that are not known here.
 KNOWN = frozenset(
     {
@@ -42,19 +47,25 @@ class Said:
 
 
 class Greedy:
+    """Has the linears of ``model`` laid out anew where that is faster; `generate` takes them as they are then."""
+
     def __init__(self, model: WhisperForConditionalGeneration) -> None:
         config, said = model.config, model.generation_config
+        if config.d_model >= PACKED_WIDTH:
+            pack_linears(model)
         self._decoder = model.model.decoder
         self._head = model.proj_out
         self._layers = [_Layer(layer) for layer in self._decoder.layers]
         self._heads: int = config.decoder_attention_heads
         self._size: int = config.d_model // self._heads
         self._longest: int = config.max_target_positions
+        # Of the model's device and dtype.
+        self._like: Tensor = self._decoder.embed_positions.weight
         self._most: int = said.max_length
         self._eos: int = said.eos_token_id
         self._times: int = said.no_timestamps_token_id + 1
         self._latest_start: int | None = getattr(said, "max_initial_timestamp_index", None)
-        device, size = self._head.weight.device, config.vocab_size
+        device, size = model.device, config.vocab_size
         never = [*(said.suppress_tokens or ()), said.no_timestamps_token_id]
         self._never = torch.zeros(size, device=device).index_fill_(0, torch.tensor(never, device=device), NEVER)
         at_first = torch.tensor([*(said.begin_suppress_tokens or ())], dtype=torch.long, device=device)
@@ -85,41 +96,42 @@ class Greedy:
         buffers = self._buffers(rows, longest)
         first, logits = self._pass(buffers, heard, torch.tensor(prefix), 0)
         tokens: list[list[int]] = [[] for _ in range(rows)]
-        sums, counts, over = [0.0] * rows, [0] * rows, [False] * rows
-        at = given
+        sums, counts = [0.0] * rows, [0] * rows
+        # The rows that are computed, and which of them go on.
+        live, at = list(range(rows)), given
+        going = set(live)
         while True:
-            best, sure = self._choose(logits, tokens)
-            for row in range(rows):
-                if not over[row]:
-                    sums[row] += sure[row]
+            best, sure = self._choose(logits, [tokens[row] for row in live])
+            for row, token, logprob in zip(live, best, sure, strict=True):
+                if row in going:
+                    sums[row] += logprob
                     counts[row] += 1
-                    over[row] = best[row] == self._eos
-                    # One that is over computes on beside the others; its tokens are nobody's.
-                    if not over[row]:
-                        tokens[row].append(best[row])
+                    # One that is over may compute on beside the others; its tokens are nobody's.
+                    if token == self._eos:
+                        going.remove(row)
+                    else:
+                        tokens[row].append(token)
             at += 1
-            if all(over) or at >= longest:
+            if not going or at >= longest:
                 break
+            if 2 * len(going) <= len(live):
+                kept = [place for place, row in enumerate(live) if row in going]
+                buffers, heard = _rows(buffers, kept), _rows(heard, kept)
+                live, best = [live[place] for place in kept], [best[place] for place in kept]
             _, logits = self._pass(buffers, heard, torch.tensor(best)[:, None], at - 1)
         return Said(tokens, [total / count for total, count in zip(sums, counts, strict=True)], first)
 
     def _buffers(self, rows: int, length: int) -> list[tuple[Tensor, Tensor]]:
         """K and V of each layer."""
-        weight = self._head.weight
-        return [
-            (
-                weight.new_empty((rows, self._heads, length, self._size)),
-                weight.new_empty((rows, self._heads, length, self._size)),
-            )
-            for _ in self._layers
-        ]
+        shape = (rows, self._heads, length, self._size)
+        return [(self._like.new_empty(shape), self._like.new_empty(shape)) for _ in self._layers]
 
     def _pass(
         self, buffers: list[tuple[Tensor, Tensor]], heard: Crossed, ids: Tensor, at: int
     ) -> tuple[Tensor, Tensor]:
         """Logits behind the first and the last of ``ids``, which stand at ``at``."""
         decoder, rows, length = self._decoder, *ids.shape
-        ids = ids.to(self._head.weight.device)
+        ids = ids.to(self._like.device)
         x = decoder.embed_tokens(ids) + decoder.embed_positions.weight[at : at + length]
         for layer, (keys, values), across in zip(self._layers, buffers, heard, strict=True):
             q, k, v = layer.qkv(layer.norm(x)).view(rows, length, 3, self._heads, self._size).permute(2, 0, 3, 1, 4)
@@ -142,8 +154,7 @@ class Greedy:
             if self._latest_start is not None:
                 scores[:, self._times + self._latest_start + 1 :] = NEVER
         else:
-            for row, said in enumerate(tokens):
-                self._rules(scores[row], said)
+            self._rules(scores, tokens)
         # Timestamps that are together likelier than every other token are chosen from.
         timed = scores[:, self._times :].logsumexp(-1)
         best, place = scores[:, : self._times].max(-1)
@@ -155,18 +166,22 @@ class Greedy:
         chosen = torch.where(take, place_time + self._times, place)
         return chosen.tolist(), (torch.where(take, best_time, best) - alone).tolist()
 
-    def _rules(self, scores: Tensor, said: list[int]) -> None:
+    def _rules(self, scores: Tensor, tokens: list[list[int]]) -> None:
         """Timestamps come in pairs, but for one before the end, and never go back."""
-        timed = said[-1] >= self._times
-        paired = len(said) < 2 or said[-2] >= self._times
-        if timed:
-            if paired:
-                scores[self._times :] = NEVER
-            else:
-                scores[: self._eos] = NEVER
-        last = next((token for token in reversed(said) if token >= self._times), None)
-        if last is not None:
-            scores[self._times : last if timed and not paired else last + 1] = NEVER
+        count = scores.shape[1] - self._times
+        # From which timestamp on each row may go on, and whether it must.
+        least, must = [], []
+        for said in tokens:
+            timed = said[-1] >= self._times
+            paired = len(said) < 2 or said[-2] >= self._times
+            last = next((token - self._times for token in reversed(said) if token >= self._times), -1)
+            least.append(count if timed and paired else last if timed else last + 1)
+            must.append(timed and not paired)
+        if any(least):
+            places = torch.arange(count, device=scores.device)
+            scores[:, self._times :].masked_fill_(places < places.new_tensor(least)[:, None], NEVER)
+        if any(must):
+            scores[:, : self._eos].masked_fill_(torch.tensor(must, device=scores.device)[:, None], NEVER)
 
 
 class _Layer:
@@ -177,20 +192,17 @@ class _Layer:
     def __init__(self, layer: Any) -> None:
         own, cross = layer.self_attn, layer.encoder_attn
         self.norm, self.cross_norm = layer.self_attn_layer_norm, layer.encoder_attn_layer_norm
-        self._qkv = _joined(own.q_proj, own.k_proj, own.v_proj)
+        self.qkv = _joined(own.q_proj, own.k_proj, own.v_proj)
         self._kv = _joined(cross.k_proj, cross.v_proj)
         self._out, self.cross_q, self._cross_out = own.out_proj, cross.q_proj, cross.out_proj
         self._scale: float = own.scaling
         self._feed_norm, self._up, self._down = layer.final_layer_norm, layer.fc1, layer.fc2
         self._activation = layer.activation_fn
 
-    def qkv(self, x: Tensor) -> Tensor:
-        return F.linear(x, *self._qkv)
-
     def crossed(self, encoded: Tensor, heads: int) -> tuple[Tensor, Tensor]:
         """K and V of what was heard, each ``[rows, heads, positions, size]``."""
         rows, positions, width = encoded.shape
-        both = F.linear(encoded, *self._kv).view(rows, positions, 2, heads, width // heads)
+        both = self._kv(encoded).view(rows, positions, 2, heads, width // heads)
         k, v = both.permute(2, 0, 3, 1, 4).contiguous()
         return k, v
 
@@ -216,8 +228,15 @@ class _Layer:
         return fed
 
 
-def _joined(*linears: Any) -> tuple[Tensor, Tensor]:
-    """Weight and bias of them all, which become views of it."""
+def _rows(pairs: Crossed, kept: list[int]) -> Crossed:
+    at = torch.tensor(kept, device=pairs[0][0].device)
+    return [(keys[at], values[at]) for keys, values in pairs]
+
+
+def _joined(*linears: Any) -> Callable[[Tensor], Tensor]:
+    """All of them on one input, one behind the other. Weights become views of one, but of those that are packed."""
+    if not all(isinstance(linear, nn.Linear) for linear in linears):
+        return lambda x: torch.cat([linear(x) for linear in linears], -1)
     weight = torch.cat([linear.weight.data for linear in linears])
     size = len(linears[0].weight)
     bias = weight.new_zeros(len(weight))
@@ -227,4 +246,4 @@ def _joined(*linears: Any) -> tuple[Tensor, Tensor]:
         if linear.bias is not None:
             bias[part] = linear.bias.data
             linear.bias.data = bias[part]
-    return weight, bias
+    return lambda x: F.linear(x, weight, bias)

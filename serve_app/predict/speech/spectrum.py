@@ -33,6 +33,8 @@ class Spectrum:
         self._window = torch.hann_window(self._fft)
         self._filters = torch.from_numpy(extractor.mel_filters).float().T.contiguous()
         self.frames = self._length // self._hop
+        # Behind them is silence alone.
+        self._heard = min((len(samples) + self._fft // 2) // self._hop + 1, self.frames)
         self._first = self._log(0, min(PIECE, self.frames))  # all of a sound of one window
         pieces = (self._log(at, min(at + PIECE, self.frames)) for at in range(PIECE, self.frames, PIECE))
         self._top = max(float(piece.max()) for piece in chain([self._first], pieces))
@@ -46,19 +48,31 @@ class Spectrum:
 
     def _log(self, start: int, end: int) -> Tensor:
         """[mels, end - start]: powers of ten."""
-        half = self._fft // 2
-        heard = self._heard(start * self._hop - half, (end - 1) * self._hop + half)
-        found = torch.stft(heard, self._fft, self._hop, window=self._window, center=False, return_complex=True)
-        return torch.clamp(self._filters @ (found.abs() ** 2).contiguous(), min=1e-10).log10()
+        half, last = self._fft // 2, min(end, self._heard)
+        parts = []
+        if start < last:
+            heard = self._samples_from(start * self._hop - half, (last - 1) * self._hop + half)
+            found = torch.stft(heard, self._fft, self._hop, window=self._window, center=False, return_complex=True)
+            parts.append(self._filters @ (found.abs() ** 2).contiguous())
+        if last < end:
+            parts.append(torch.zeros(len(self._filters), end - max(start, last)))
+        return torch.clamp(torch.cat(parts, -1) if len(parts) > 1 else parts[0], min=1e-10).log10()
 
-    def _heard(self, start: int, end: int) -> Tensor:
+    def _samples_from(self, start: int, end: int) -> Tensor:
         """Samples from -1 to 1; outside of the sound it is mirrored, as a centred transform has it."""
-        inner = self._samples[max(start, 0) : max(min(end, len(self._samples)), 0)]
-        if start >= 0 and end <= len(self._samples):
-            return torch.from_numpy(inner.astype(np.float32) / 32768)
-        places = np.abs(np.arange(start, end))
-        places = np.where(places >= self._length, 2 * (self._length - 1) - places, places)
         found = np.zeros(end - start, np.float32)
-        there = places < len(self._samples)
-        found[there] = self._samples[places[there]].astype(np.float32) / 32768
+        inner = self._samples[max(start, 0) : max(end, 0)]
+        np.divide(inner, 32768, out=found[max(-start, 0) :][: len(inner)], dtype=np.float32)
+        if start < 0:
+            found[:-start] = self._mirrored(range(-start, max(-end, 0), -1))
+        if end > self._length:
+            at = max(start, self._length)
+            found[at - start :] = self._mirrored(range(2 * (self._length - 1) - at, 2 * (self._length - 1) - end, -1))
         return torch.from_numpy(found)
+
+    def _mirrored(self, places: range) -> npt.NDArray[np.float32]:
+        at = np.fromiter(places, np.int64, len(places))
+        found = np.zeros(len(at), np.float32)
+        there = at < len(self._samples)
+        found[there] = self._samples[at[there]] / np.float32(32768)
+        return found

@@ -18,6 +18,7 @@ from transformers import (
     LogitsProcessorList,
     WhisperFeatureExtractor,
 )
+from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.whisper.tokenization_whisper import LANGUAGES, TO_LANGUAGE_CODE
 
 from serve_app.media.activity import Pauses, Spoken, spans
@@ -25,6 +26,7 @@ from serve_app.media.decoder import Decoder, Sound
 from serve_app.media.errors import BadFile
 from serve_app.predict.loading import load_model
 from serve_app.predict.predictor import BadInput, Item, Place, Predictor, Run, Units
+from serve_app.predict.speech.encoder import Encoder
 from serve_app.predict.speech.greedy import Greedy
 from serve_app.predict.speech.segments import FRAME_S, split
 from serve_app.predict.speech.spectrum import Spectrum
@@ -84,6 +86,7 @@ class Whisper(Predictor):
         self._stride: int = encoder.conv1.stride[0] * encoder.conv2.stride[0]
         self._window: int = self._stride * self._model.config.max_source_positions
         self._no_speech = self._token("<|nospeech|>") or self._token("<|nocaptions|>")
+        self._encoder = Encoder(self._model) if Encoder.takes(self._model) else None
         self._greedy = Greedy(self._model) if Greedy.takes(self._model) else None
 
     def _token(self, name: str) -> int | None:
@@ -210,11 +213,16 @@ class Whisper(Predictor):
         model, asked = self._model, items[0].asked
         windows = [spectrum.window(at, self._window) for spectrum, at, _ in (item.value for item in items)]
         features = torch.stack(windows).to(model.device, model.dtype)
-        encoded = model.get_encoder()(features)
+        encoded = self._encoded(features)
         known: list[str | None] = [language for _, _, language in (item.value for item in items)]
         if self._greedy and asked.beams == 1 and not items[0].kind[1] and not asked.words:  # type: ignore[index]
             return self._hear(self._greedy, encoded[0], known, asked.task)
         return self._generate(items, features, encoded, known)
+
+    def _encoded(self, features: Tensor) -> Any:
+        if self._encoder is None:
+            return self._model.get_encoder()(features)
+        return BaseModelOutput(last_hidden_state=self._encoder(features))
 
     def _hear(self, greedy: Greedy, encoded: Tensor, known: list[str | None], task: str) -> list[Heard]:
         heard, prefix = greedy.heard(encoded), [[self._start] for _ in known]
