@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+from serve_app.state import insisting
 from serve_app.state.errors import Away, StateError
 from serve_app.state.journal import Journal
 from serve_app.state.protocols import Row, Store
@@ -136,18 +137,11 @@ class GroupWriter:
         self._journal.close()
 
     def _write(self, group: list[_Waiting]) -> None:
-        try:
-            self._store.write([waiting.row for waiting in group])
-        except (Away, StateError):
-            raise
-        except Exception as error:
-            if len(group) > 1:
-                # One bad row must not keep the others.
-                for waiting in group:
-                    self._write([waiting])
-                return
-            log.error("a %s cannot be written and is lost", group[0].row.kind, exc_info=error)
-            self.lost += 1
+        insisting.write(self._store, [waiting.row for waiting in group], self._refused)
+
+    def _refused(self, row: Row, error: Exception) -> None:
+        log.error("a %s cannot be written and is lost", row.kind, exc_info=error)
+        self.lost += 1
 
     def _done(self, group: list[_Waiting]) -> None:
         with self._lock:

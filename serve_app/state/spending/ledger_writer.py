@@ -28,7 +28,10 @@ from itertools import islice
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
+import msgspec
+
 from serve_app.api.errors import BooksClosed
+from serve_app.state import insisting
 from serve_app.state.errors import Away, StateError
 from serve_app.state.journal import Journal
 from serve_app.state.protocols import Row, Store
@@ -50,6 +53,8 @@ FINISH_S = 5.0
 # How often streams under way are written down, and the share of the event loop's time that this may take.
 OPEN_S = 0.25
 OPEN_SHARE = 0.008
+# Entries that no store takes, a JSON object in each line.
+REFUSED = "refused.jsonl"
 # Entries that wait in memory alone, where requests are served although nothing can be written.
 MAX_UNWRITTEN = 100_000
 
@@ -317,18 +322,18 @@ class LedgerWriter:
         return False
 
     def _send(self, rows: list[Row]) -> None:
+        insisting.write(self._store, rows, self._refused)
+
+    def _refused(self, row: Row, error: Exception) -> None:
+        """One that no store takes is kept beside the journals, for an operator to look at."""
+        self.lost += 1
+        path = self._folder / REFUSED
+        log.error("an entry of the ledger cannot be stored; it is kept in %s: %s", path, error, exc_info=error)
         try:
-            self._store.write(rows)
-        except (Away, StateError):
-            raise
-        except Exception as error:
-            if len(rows) > 1:
-                # One bad entry must not keep the others.
-                for row in rows:
-                    self._send([row])
-                return
-            log.error("an entry of the ledger cannot be stored and is lost: %r", rows[0].columns, exc_info=error)
-            self.lost += 1
+            with open(path, "ab", opener=_private) as file:
+                file.write(msgspec.json.encode(row.columns) + b"\n")
+        except OSError:
+            log.error("it cannot be kept there, and is lost: %r", row.columns)
 
     def finish(self) -> None:
         """Returns when all that was entered is in the journal, or after some seconds of a disk that does not answer."""
@@ -348,6 +353,10 @@ class LedgerWriter:
                 if not segment.waiting:
                     segment.journal.clear()
                 segment.journal.close()
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
 def _tell(group: Iterable[_Asked], error: Exception | None) -> None:

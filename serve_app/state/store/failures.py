@@ -15,10 +15,11 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 Meaning = Literal["away", "damaged", "foreign", "wrong"]
 
-# https://www.sqlite.org/rescode.html: locked, the disk, the file's rights, memory.
+# https://www.sqlite.org/rescode.html: locked, the disk, the file's rights, memory; what was rolled back meanwhile.
 _SQLITE: dict[int, Meaning] = dict.fromkeys(
     (
         sqlite3.SQLITE_PERM,
+        sqlite3.SQLITE_ABORT,
         sqlite3.SQLITE_BUSY,
         sqlite3.SQLITE_LOCKED,
         sqlite3.SQLITE_NOMEM,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import os
 import resource
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,8 +18,10 @@ import pytest
 from msgspec.structs import replace
 
 from serve_app.api.errors import BooksClosed
+from serve_app.state import insisting
 from serve_app.state.errors import Away
 from serve_app.state.spending import ledger_writer
+from serve_app.state.spending.ledger import Entry
 from serve_app.state.spending.ledger_writer import LedgerWriter
 from tests.state.spending.test_ledger import ENTRY
 from tests.waiting import until
@@ -29,10 +33,15 @@ class Store:
     def __init__(self) -> None:
         self.there = True
         self.ids: list[str] = []
+        # How many writes fail for a reason of their own.
+        self.failing = 0
 
     def write(self, rows) -> None:
         if not self.there:
             raise Away("gone")
+        if self.failing:
+            self.failing -= 1
+            raise RuntimeError("something of the moment")
         if any(row.columns["model"] == "bad" for row in rows):
             raise ValueError("bad")
         self.ids += [row.key[0] for row in rows]
@@ -162,12 +171,26 @@ async def test_an_answer_that_ends_with_its_gateway_is_written_down(make, store,
     assert sorted(store.ids) == ["behind it", "last", "r0"] and not files(tmp_path)
 
 
-async def test_an_entry_that_no_store_takes_keeps_no_other(make, store):
+async def test_no_entry_is_given_up_for_what_passes(make, store, monkeypatch):
+    monkeypatch.setattr(insisting, "PAUSE_S", 0.01)
+    writer = make()
+    await writer.enter(ENTRY)
+    store.failing = 2
+    writer.flush()
+    assert store.ids == [ENTRY.id] and writer.lost == 0
+
+
+async def test_an_entry_that_no_store_takes_keeps_no_other(make, store, tmp_path, monkeypatch):
+    monkeypatch.setattr(insisting, "PAUSE_S", 0.01)
     writer = make()
     for n, model in enumerate(("a", "bad", "b")):
         await writer.enter(replace(ENTRY, id=f"r{n}", model=model))
     writer.flush()
     assert store.ids == ["r0", "r2"] and writer.lost == 1 and writer.waiting == 0
+    # An operator can see what it was.
+    kept = tmp_path / "ledger" / ledger_writer.REFUSED
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    assert Entry.of(json.loads(kept.read_text())) == replace(ENTRY, id="r1", model="bad")
 
 
 @pytest.fixture
