@@ -50,6 +50,11 @@ class Ask:
         named = str(self.body.get("model") or self.path.partition("/ai/run/")[2])
         return "@".join(named.split("@")[:2])
 
+    @property
+    def adapted(self) -> bool:
+        """Whether it is for an adapter."""
+        return "lora" in self.body or str(self.body.get("model", "")).count("@") > 1
+
 
 def asks() -> list[Ask]:
     """All of them; the first ones are short and stand for the rest in probes."""

@@ -170,7 +170,7 @@ class Clients:
             return False
         except httpx.HTTPStatusError as error:
             # In the store, or looked up there by a gateway that has not been asked for the adapter before.
-            kept = resumes or way.key or "lora" in ask.body
+            kept = resumes or way.key or ask.adapted
             honest = UNSTORED if kept and "store cannot be reached" in error.response.text else REFUSED
             kind = honest if _honest(error.response) else "dishonest"
             self._note(_refusal(error.response), kind, ask, since, f"status {error.response.status_code}")

@@ -108,7 +108,7 @@ Attack = Callable[[Address, str], Awaitable[None]]
 ATTACKS: dict[str, tuple[Attack, int]] = {
     "half-headers": (_half_headers, 4000),
     "slow-bodies": (_slow_body, 500),
-    "no-readers": (_no_reader, 16),
+    "no-readers": (_no_reader, 64),
     "huge-bodies": (_huge_body, 16),
     "large-json": (_large_json, 8),
     "idle-connections": (_idle, 9000),

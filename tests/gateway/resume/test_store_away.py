@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -105,6 +106,54 @@ async def test_nobody_goes_on_with_it_before_the_store_hears_of_the_refusal(star
     told.set()
     assert len(worker.calls) <= len(refused)
     assert one.state.streams.shown("local", asked[0].id, 0).status == "expired"
+
+
+async def test_a_gateway_that_stood_still_hears_what_the_store_has_said_meanwhile(start, monkeypatch):
+    """As one that was stopped by a signal: all that it has waited for is overdue when it goes on."""
+    monkeypatch.setattr(streams, "AWAY_S", 0.5)
+    gateway = await start(Worker())
+    write, loop = gateway.state.streams.write, asyncio.get_running_loop()
+
+    def stops(owner: str, parts: Any, *more: Any) -> Any:
+        refused = write(owner, parts, *more)
+        if any(part.head is not None for part in parts):
+            loop.call_soon_threadsafe(time.sleep, 1.0)
+        return refused
+
+    monkeypatch.setattr(gateway.state.streams, "write", stops)
+    answer = await gateway.http.post("/v1/chat/completions", json=RESUMES)
+    assert answer.status_code == 200 and answer.text.endswith("data: [DONE]\n\n")
+    await until(lambda: len(charged(gateway)) == 1)
+
+
+async def test_what_another_gateway_has_ended_by_then_is_shown_and_not_refused(start, monkeypatch):
+    """It is charged there, and its client would send it again."""
+    monkeypatch.setattr(streams, "AWAY_S", 0.5)
+    monkeypatch.setattr(streams, "LEASE_S", 0.05)
+    worker, through = Worker(let=5), threading.Event()
+    one, other = await start(worker), await start(worker)
+    write, refuse = one.state.streams.write, one.state.streams.refuse
+
+    def unheard(owner: str, parts: Any, *more: Any) -> Any:
+        refused = write(owner, parts, *more)
+        worker.on.set()
+        through.wait(60)
+        return refused
+
+    def behind(*args: Any) -> Any:
+        until_now = time.monotonic() + 60
+        while not charged(other) and time.monotonic() < until_now:
+            time.sleep(0.01)
+        return refuse(*args)
+
+    monkeypatch.setattr(one.state.streams, "write", unheard)
+    monkeypatch.setattr(one.state.streams, "refuse", behind)
+    # Who asks the store has the patience that the test needs.
+    monkeypatch.setattr(one.streams, "look", asyncio.to_thread)
+    answer = await one.http.post("/v1/chat/completions", json=RESUMES)
+    through.set()
+    assert answer.status_code == 200 and answer.text.endswith("data: [DONE]\n\n"), answer.text
+    assert len(charged(one, other)) == 1
 
 
 def test_the_end_of_a_stream_comes_behind_what_it_was_begun_with():

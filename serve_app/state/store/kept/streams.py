@@ -140,12 +140,16 @@ class StreamTable:
         with self._database.writing() as connection:
             connection.execute(sa.delete(stream_owners).where(stream_owners.c.owner == owner))
 
-    def refuse(self, owner: str, heads: Sequence[Head], now: float) -> None:
+    def refuse(self, owner: str, heads: Sequence[Head], now: float) -> set[str]:
         """These were refused to their clients before the store had answered. They are over, whether it has them, takes
-        them yet, or another gateway has begun with one: whose epoch that is can add nothing.
+        them yet, or another gateway has begun with one: whose epoch that is can add nothing. Answers with the ids of
+        those that have come to their end before.
         """
+        ids = [head.id for head in heads]
         with self._database.writing() as connection:
             self._refuse(connection, owner, heads, now)
+            ended = sa.select(streams.c.id).where(streams.c.id.in_(ids), streams.c.status != EXPIRED)
+            return set(connection.execute(ended).scalars())
 
     def _refuse(self, connection: Connection, owner: str, heads: Sequence[Head], now: float) -> None:
         if not heads:
