@@ -105,7 +105,7 @@ class Decoder:
         self, kind: str, data: bytes, most_s: float | None = None
     ) -> tuple[dict[str, Any], npt.NDArray[np.uint8]]:
         process = self._idle.get()
-        handle, out = tempfile.mkstemp(prefix="decoded-")
+        handle, out = _scratch()
         try:
             told, killed = None, 0
             while told is None:
@@ -131,11 +131,24 @@ class Decoder:
             return told, _NOTHING if kind in ("size", "length") else _mapped(handle)
         finally:
             os.close(handle)
-            os.unlink(out)
+            if not out.startswith(_HANDLES):
+                os.unlink(out)
             self._idle.put(process)
 
 
 _NOTHING = np.zeros(0, np.uint8)
+_HANDLES = "/proc/"
+
+
+def _scratch() -> tuple[int, str]:
+    """A file, and where a process of this user opens it: one without a name where that can be had, so that nothing of
+    it stays if this process is killed.
+    """
+    if hasattr(os, "O_TMPFILE"):
+        with suppress(OSError):  # a file system that has no such files
+            handle = os.open(tempfile.gettempdir(), os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            return handle, f"{_HANDLES}{os.getpid()}/fd/{handle}"
+    return tempfile.mkstemp(prefix="decoded-")
 
 
 def _mapped(handle: int) -> npt.NDArray[np.uint8]:

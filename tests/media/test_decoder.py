@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextvars
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -22,6 +24,7 @@ from serve_app.media.encoding import Encoder
 from serve_app.media.errors import BadFile
 from serve_app.media.limits import MAX_SECONDS, MEMORY_BYTES, SAMPLE_RATE, longest_s
 from tests.media.files import bad_pictures, bad_sounds, picture, sound
+from tests.waiting import wait_for
 
 
 @pytest.fixture(scope="module")
@@ -228,6 +231,40 @@ def test_the_process_has_bounds_and_leaves_nothing_behind(decoder, tmp_path, mon
     assert str(MEMORY_BYTES) in limits
     decoder._idle.put(process)
     assert os.path.exists(f"/proc/{pid}")
+
+
+def test_a_process_that_is_killed_while_it_waits_for_a_file_leaves_none(tmp_path):
+    """What is decoded lies in a file without a name, where the file system has such files."""
+    try:
+        os.close(os.open(tmp_path, os.O_TMPFILE | os.O_RDWR))
+    except (AttributeError, OSError):
+        pytest.skip("there are no files without a name here")
+    waits = """
+import os, signal, sys
+from serve_app.media.decoder import Decoder
+decoder = Decoder()
+decoder.image(open(sys.argv[1], "rb").read())
+process = decoder._idle.get()
+decoder._idle.put(process)
+os.kill(process._process.pid, signal.SIGSTOP)
+print(process._process.pid, flush=True)
+decoder.image(open(sys.argv[1], "rb").read())
+"""
+    (tmp_path / "picture.png").write_bytes(picture())
+    command = [sys.executable, "-c", waits, str(tmp_path / "picture.png")]
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    asks = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(scratch)})
+    assert asks.stdout is not None
+    decodes = int(asks.stdout.readline())
+    try:
+        # It has a file by the time that it has asked.
+        wait_for(lambda: any("scratch" in os.readlink(path) for path in Path(f"/proc/{asks.pid}/fd").iterdir()))
+    finally:
+        asks.kill()
+        asks.wait()
+        os.kill(decodes, signal.SIGKILL)
+    assert list(scratch.iterdir()) == []
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="reads another process's environment in /proc")
