@@ -32,6 +32,8 @@ Action = Literal["start", "stop", "scale"]
 ACTIONS: tuple[Action, ...] = ("start", "stop", "scale")
 # The action that :meth:`ByHand.share` is.
 SHARE = "canary"
+# How long Serve's controller may take for what it is told. While it is lost, a call may wait for ever.
+SERVE_S = 20.0
 # How often it is looked whether another gateway was told something.
 LOOK_S = 0.25
 MOST_ADDED = 1000
@@ -231,11 +233,15 @@ class ByHand:
         if self.deployer is None:
             return
         try:
-            await asyncio.to_thread(do, self.deployer)
+            async with asyncio.timeout(SERVE_S):
+                await asyncio.to_thread(do, self.deployer)
         except Exception as error:
             # It is kept, and holds from the next start on at the latest.
             log.error("Serve did not take what an operator asked", exc_info=error)
-            raise NotDone(f"It is kept, but Serve did not do it ({type(error).__name__}). Ask again.") from None
+            why = (
+                f"answer within {SERVE_S:g} s" if isinstance(error, TimeoutError) else f"do it ({type(error).__name__})"
+            )
+            raise NotDone(f"It is kept, but Serve did not {why}. Ask again.") from None
 
     async def _say(self, said: Operated, by: Actor) -> None:
         await self._state.look(self._state.operated.store.put, self._account, said, by)

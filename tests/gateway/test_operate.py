@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from serve_app.catalog.load import load_catalog
 from serve_app.catalog.operated import Operated
+from serve_app.gateway import operate
 from serve_app.state.check import read_operated
 from serve_app.state.store.sql import SqlStore
 from tests.gateway.http.test_accounts import CHAT, Served
@@ -35,6 +37,9 @@ class Serve:
     def __init__(self) -> None:
         self.told: list[tuple[Any, ...]] = []
         self.problem: Exception | None = None
+        # Set while Serve answers.
+        self.there = threading.Event()
+        self.there.set()
 
     def deploy(self, record: Any, profile: Any, source: Path, *, keep: bool) -> None:
         self._tell("deploy", record.id, _bounds(profile), keep)
@@ -43,6 +48,7 @@ class Serve:
         self._tell("end", model)
 
     def _tell(self, *what: Any) -> None:
+        self.there.wait(60)
         if self.problem is not None:
             raise self.problem
         self.told.append(what)
@@ -202,6 +208,17 @@ async def test_what_cannot_be_done_is_refused(operated):
     assert "Ask again" in reason(await act(served, "stop", CHAT), 503)
     serve.problem = None
     assert (await act(served, "start", CHAT)).status_code == 200
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_serve_that_does_not_answer_holds_nobody_up(operated, monkeypatch):
+    """As a call to a controller that was lost."""
+    served, serve = operated
+    monkeypatch.setattr(operate, "SERVE_S", 0.05)
+    serve.there.clear()
+    assert "did not answer within" in reason(await act(served, "stop", CHAT), 503)
+    serve.there.set()
+    assert (await act(served, "stop", CHAT)).status_code == 200
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
