@@ -36,6 +36,10 @@ def running_stack(home: Path) -> LocalStack:
     return LocalStack(found.url, api_key(load_settings({"SERVE_APP_HOME": str(home)})), found.pid)
 
 
+# Until all models are ready: a machine that is busy takes a minute.
+READY_S = 600.0
+
+
 class Server:
     """``serve-app serve``; ``environment`` is set for it alone. It can be started again after its end."""
 
@@ -53,9 +57,12 @@ class Server:
         """Returns when all of its models are ready."""
         command = [sys.executable, "-m", "serve_app.cli", "serve"]
         self._process = subprocess.Popen(command, env=self._environment, stdout=subprocess.DEVNULL)
+        until = time.monotonic() + READY_S
         while not all_ready(self.url):
             if self._process.poll() is not None:
                 raise SystemExit("the server ended by itself; run `serve-app serve` to see why")
+            if time.monotonic() > until:
+                raise SystemExit(f"not all models are ready after {READY_S:g} s; run `serve-app serve` to see why")
             time.sleep(0.5)
 
     def wait(self, seconds: float) -> int | None:
