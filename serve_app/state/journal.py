@@ -2,8 +2,8 @@
 
 Written while the store is away, emptied when it is back. What a process leaves that ended before is found by the next
 one of the same state directory. A record is its length (4 bytes), a checksum (4 bytes) and msgpack; a torn one at the
-end is what a process was writing when it died, and ends the file. So does one that another program wrote, with a word
-in the log.
+end is what a process was writing when it died, and ends the file. One that is damaged is left out with a word in the
+log, and the file is kept.
 """
 
 from __future__ import annotations
@@ -153,27 +153,52 @@ def pack(row: Row) -> bytes:
 
 
 def unpack(data: bytes, path: Path) -> tuple[list[Row], bool]:
-    """The rows of a file, and whether something behind them cannot be read although it was written as a whole."""
+    """The rows of a file, and whether something among them cannot be read although it was written as a whole."""
     rows: list[Row] = []
-    at = 0
+    at, wrong = 0, list[str]()
     while at + _HEAD.size <= len(data):
-        length, checksum = _HEAD.unpack_from(data, at)
-        body = data[at + _HEAD.size : at + _HEAD.size + length]
-        if len(body) < length:
-            break
-        try:
-            if zlib.crc32(body) != checksum:
-                raise ValueError("its checksum is another")
-            record = _RECORDS.decode(body)
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            log.error(
-                "%s: what stands behind byte %d is none of our records (%s); it is kept as %s.damaged",
-                path.name,
-                at,
-                error,
-                path.stem,
-            )
-            return rows, True
-        rows.append(Row(record.kind, record.key, record.columns, record.size))
-        at += _HEAD.size + length
-    return rows, False
+        found = _record(data, at)
+        if isinstance(found, str):
+            after = _next(data, at + 1)
+            if after is None and found == _TORN:
+                break
+            wrong.append(f"byte {at}: {found}")
+            at = len(data) if after is None else after
+        else:
+            row, at = found
+            rows.append(row)
+    if wrong:
+        told = f"{len(wrong)} parts are none of our records, the first at {wrong[0]}"
+        log.error("%s: %s; the file is kept as %s.damaged", path.name, told, path.stem)
+    return rows, bool(wrong)
+
+
+_TORN = "it ends too early"
+# What every body begins with: a list of four.
+_BEGINS = b"\x94"
+
+
+def _next(data: bytes, at: int) -> int | None:
+    """Where the first record behind ``at`` begins."""
+    while (body := data.find(_BEGINS, at + _HEAD.size)) >= 0:
+        at = body - _HEAD.size
+        if isinstance(_record(data, at), tuple):
+            return at
+        at += 1
+    return None
+
+
+def _record(data: bytes, at: int) -> tuple[Row, int] | str:
+    """The record that begins there, and where it ends; or what is wrong with it."""
+    length, checksum = _HEAD.unpack_from(data, at)
+    end = at + _HEAD.size + length
+    if end > len(data):
+        return _TORN
+    body = memoryview(data)[at + _HEAD.size : end]
+    if zlib.crc32(body) != checksum:
+        return "its checksum is another"
+    try:
+        record = _RECORDS.decode(body)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        return str(error)
+    return Row(record.kind, record.key, record.columns, record.size), end

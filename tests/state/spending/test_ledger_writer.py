@@ -281,7 +281,8 @@ async def test_a_killed_gateways_entries_are_taken_over(make, store, tmp_path):
     assert sorted(store.ids) == sorted(f"r{n}" for n in range(20)) and not files(tmp_path)
 
 
-async def test_what_cannot_be_read_in_the_midst_of_a_journal_is_kept(make, store, tmp_path, caplog):
+@pytest.mark.parametrize("part", ["length", "checksum", "body"])
+async def test_a_damaged_record_of_a_journal_hides_no_other(make, store, tmp_path, caplog, part):
     writer = make()
     for n in range(3):
         await writer.enter(replace(ENTRY, id=f"r{n}"))
@@ -289,8 +290,8 @@ async def test_what_cannot_be_read_in_the_midst_of_a_journal_is_kept(make, store
     writer.close()
     [file] = files(tmp_path)
     data = bytearray(file.read_bytes())
-    data[len(data) // 3 + 40] ^= 0xFF
+    data[len(data) // 3 + {"length": 2, "checksum": 5, "body": 40}[part]] ^= 0xFF
     file.write_bytes(data)
     make().adopt()
-    assert store.ids == ["r0"] and file.with_suffix(".damaged").read_bytes() == data
+    assert store.ids == ["r0", "r2"] and file.with_suffix(".damaged").read_bytes() == data
     assert "is kept as" in caplog.text
