@@ -5,6 +5,7 @@ over behind it.
 from __future__ import annotations
 
 import contextlib
+import http.client
 import os
 import random
 import resource
@@ -128,7 +129,10 @@ def _insist(ask: Callable[[], object]) -> None:
             return
         except OSError as error:
             if time.monotonic() > until:
-                said = error.read(300).decode(errors="replace") if isinstance(error, urllib.error.HTTPError) else ""
+                said = ""
+                if isinstance(error, urllib.error.HTTPError):
+                    with contextlib.suppress(OSError, http.client.HTTPException):
+                        said = error.read(300).decode(errors="replace")
                 raise RuntimeError(f"by hand: {error} {said}".strip()) from error
             time.sleep(0.3)
 

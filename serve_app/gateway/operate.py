@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -69,6 +70,7 @@ class ByHand:
         self._version = 0
         self._changing, self._adopting = asyncio.Lock(), asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="operate")
         self.deployer: Deployer | None = None
         # Why a model would never be up beside the others; "": it could be.
         self.unfit: Callable[[ModelRecord, Profile, Source], str] = lambda record, profile, source: ""
@@ -81,6 +83,7 @@ class ByHand:
         if self._task is not None:
             with suppress(RuntimeError):  # its loop has ended
                 self._task.cancel()
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
     def listed(self) -> list[dict[str, Any]]:
         """Every record, whether or not its model runs, with what can be done about it."""
@@ -234,7 +237,9 @@ class ByHand:
             return
         try:
             async with asyncio.timeout(SERVE_S):
-                await asyncio.to_thread(do, self.deployer)
+                # One after the other, also where nobody waits any more: what was asked first must not come last. One
+                # that has not begun is given up with its waiter.
+                await asyncio.wrap_future(self._thread.submit(do, self.deployer))
         except Exception as error:
             # It is kept, and holds from the next start on at the latest.
             log.error("Serve did not take what an operator asked", exc_info=error)

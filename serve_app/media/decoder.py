@@ -105,7 +105,11 @@ class Decoder:
         self, kind: str, data: bytes, most_s: float | None = None
     ) -> tuple[dict[str, Any], npt.NDArray[np.uint8]]:
         process = self._idle.get()
-        handle, out = _scratch()
+        try:
+            handle, out = _scratch()
+        except OSError:
+            self._idle.put(process)
+            raise
         try:
             told, killed = None, 0
             while told is None:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
+import torch
+
 from serve_app.engine.batching import Batcher, Call, Picked
 from serve_app.predict.predictor import Item, Predictor
 
@@ -25,5 +27,8 @@ class PredictBatcher(Batcher):
 
     def step(self, picked: Picked) -> tuple[Sequence[Any], int]:
         items = [call.items[i] for call, i in picked]
+        # Each thread is asked anew whether it keeps what gradients would need: all activations.
+        with torch.no_grad():
+            found = self._predictor.forward(items)
         # Padded to the largest, where sizes are lengths.
-        return self._predictor.forward(items), len(items) * items[-1].size
+        return found, len(items) * items[-1].size

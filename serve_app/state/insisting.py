@@ -19,13 +19,14 @@ def write(store: Store, rows: Sequence[Row], refused: Callable[[Row, Exception],
     """
     if _problem(store, rows) is None:
         return
-    for row in rows:
-        problem, left = _problem(store, [row]), TRIES - 1
-        while problem is not None and left:
-            time.sleep(PAUSE_S)
-            problem, left = _problem(store, [row]), left - 1
-        if problem is not None:
-            refused(row, problem)
+    failed = [(row, problem) for row in rows if (problem := _problem(store, [row])) is not None]
+    for _ in range(TRIES - 1):
+        if not failed:
+            return
+        time.sleep(PAUSE_S)
+        failed = [(row, problem) for row, _ in failed if (problem := _problem(store, [row])) is not None]
+    for row, problem in failed:
+        refused(row, problem)
 
 
 def _problem(store: Store, rows: Sequence[Row]) -> Exception | None:

@@ -18,8 +18,9 @@ import pytest
 from PIL import Image, ImageOps
 
 from serve_app.media import audio
+from serve_app.media import decoder as media_decoder
 from serve_app.media.audio import decode_audio
-from serve_app.media.decoder import Decoder, Interrupted, _Process, interrupted
+from serve_app.media.decoder import PROCESSES, Decoder, Interrupted, _Process, interrupted
 from serve_app.media.encoding import Encoder
 from serve_app.media.errors import BadFile
 from serve_app.media.limits import MAX_SECONDS, MEMORY_BYTES, SAMPLE_RATE, longest_s
@@ -231,6 +232,18 @@ def test_the_process_has_bounds_and_leaves_nothing_behind(decoder, tmp_path, mon
     assert str(MEMORY_BYTES) in limits
     decoder._idle.put(process)
     assert os.path.exists(f"/proc/{pid}")
+
+
+def test_a_disk_that_takes_no_file_uses_up_no_process(decoder, monkeypatch):
+    def full() -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(media_decoder, "_scratch", full)
+        for _ in range(PROCESSES + 1):
+            with pytest.raises(OSError, match="No space"):
+                decoder.image(picture())
+    assert decoder.image(picture()).shape == (30, 40, 3)
 
 
 def test_a_process_that_is_killed_while_it_waits_for_a_file_leaves_none(tmp_path):

@@ -97,6 +97,19 @@ async def test_transcripts_are_transformers(work, tmp_path, seed):
         assert heard["duration"] == pytest.approx(len(samples) / SAMPLE_RATE, abs=1e-3)
 
 
+async def test_nothing_is_kept_for_gradients(work, tmp_path, monkeypatch):
+    """The thread that computes asks torch for that itself."""
+    folder, kept = tmp_path / "model", []
+    whisper(folder, 1)
+    worker = work("automatic-speech-recognition", folder)
+    forward = worker._predictor.forward
+    monkeypatch.setattr(
+        worker._predictor, "forward", lambda items: (kept.append(torch.is_grad_enabled()), forward(items))[1]
+    )
+    await worker.predict(call(wav(noise(1.0, 1)), task="transcribe"))
+    assert kept == [False]
+
+
 @pytest.mark.slow
 async def test_the_language_is_found_and_prompts_and_beams_are_heard(work, tmp_path):
     folder = tmp_path / "model"

@@ -79,6 +79,19 @@ def test_the_journal_stays_short(store, journal, monkeypatch):
     assert sum(after < before for before, after in zip(sizes, sizes[1:], strict=False)) > 2
 
 
+def test_the_journal_of_a_linked_file_stays_short_as_well(tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / FILE).symlink_to(tmp_path / "elsewhere" / FILE)
+    with SqlStore(tmp_path / "home") as linked:
+        linked.open()
+        monkeypatch.setattr(sqlite_file, "JOURNAL_BYTES", 0)
+        linked.write([trace("first")])
+        for number in range(30):
+            linked.write([trace(str(number))])
+        assert (tmp_path / "elsewhere" / f"{FILE}-wal").stat().st_size < 100_000
+
+
 def test_what_a_reader_still_sees_is_copied_when_it_has_gone(store, journal, tmp_path, monkeypatch):
     monkeypatch.setattr(sqlite_file, "JOURNAL_BYTES", 0)
     with Database(tmp_path, None, lambda _: None).unprepared(write=False) as old:

@@ -147,9 +147,11 @@ class Streams:
         for _ in range(WAITS):
             try:
                 async with asyncio.timeout(AWAY_S / WAITS):
-                    while not stream.begun:
+                    while not (stream.begun or stream.lost):
                         await stream.change()
-                    return
+                    if stream.begun:
+                        return
+                    break
             except TimeoutError:
                 continue
         raise TimeoutError
@@ -161,6 +163,9 @@ class Streams:
         try:
             ended = await self.look(self._store.refuse, self.owner, [head], time.time())
         except StoreAway:
+            return False
+        except Exception as error:
+            log.error("the store cannot be told of a refused stream", exc_info=error)
             return False
         return head.id in ended
 

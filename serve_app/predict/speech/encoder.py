@@ -25,9 +25,11 @@ class Encoder:
         encoder = model.model.encoder
         self._convolutions = [_Convolution(encoder.conv1), _Convolution(encoder.conv2)]
         self._positions: Tensor = encoder.embed_positions.weight
-        self._layers = [_Layer(layer) for layer in encoder.layers]
+        self._layers = []
+        for place, layer in enumerate(encoder.layers):
+            self._layers.append(_Layer(layer))
+            encoder.layers[place] = _Taken()  # what it held is free
         self._norm = encoder.layer_norm
-        encoder.layers = nn.ModuleList()
 
     @staticmethod
     def takes(model: Any) -> bool:
@@ -49,6 +51,13 @@ class Encoder:
             x = layer(x, shape[0])
         normed: Tensor = self._norm(x)
         return normed.view(shape)
+
+
+class _Taken(nn.Module):
+    """Stands in the place of a layer whose weights are here."""
+
+    def forward(self, *_: Any, **__: Any) -> Tensor:
+        raise RuntimeError("this encoder's layers have been taken; call what has them")
 
 
 class _Convolution:

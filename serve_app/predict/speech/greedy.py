@@ -229,8 +229,12 @@ class _Layer:
 
 
 def _rows(pairs: Crossed, kept: list[int]) -> Crossed:
-    at = torch.tensor(kept, device=pairs[0][0].device)
-    return [(keys[at], values[at]) for keys, values in pairs]
+    """The ``kept`` rows, put where the first ones lay: nothing more is held meanwhile than a part of one layer."""
+    at, count = torch.tensor(kept, device=pairs[0][0].device), len(kept)
+    for pair in pairs:
+        for tensor in pair:
+            tensor[:count] = tensor[at]
+    return [(keys[:count], values[:count]) for keys, values in pairs]
 
 
 def _joined(*linears: Any) -> Callable[[Tensor], Tensor]:

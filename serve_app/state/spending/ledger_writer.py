@@ -107,6 +107,8 @@ class LedgerWriter:
         self._unwritten: list[Row] = []
         self._closed: str | None = None
         self._adopt_at = 0.0
+        # Those that no store has taken, should they come again.
+        self._refused: set[str] = set()
         self.written = 0
         self.lost = 0
 
@@ -322,18 +324,19 @@ class LedgerWriter:
         return False
 
     def _send(self, rows: list[Row]) -> None:
-        insisting.write(self._store, rows, self._refused)
+        insisting.write(self._store, [row for row in rows if row.key[0] not in self._refused], self._refuse_row)
 
-    def _refused(self, row: Row, error: Exception) -> None:
+    def _refuse_row(self, row: Row, error: Exception) -> None:
         """One that no store takes is kept beside the journals, for an operator to look at."""
+        self._refused.add(row.key[0])
         self.lost += 1
         path = self._folder / REFUSED
-        log.error("an entry of the ledger cannot be stored; it is kept in %s: %s", path, error, exc_info=error)
         try:
-            with open(path, "ab", opener=_private) as file:
-                file.write(msgspec.json.encode(row.columns) + b"\n")
+            _add_line(path, msgspec.json.encode(row.columns), fsync=self._fsync)
         except OSError:
-            log.error("it cannot be kept there, and is lost: %r", row.columns)
+            log.error("an entry of the ledger cannot be stored and is lost: %r", row.columns, exc_info=error)
+        else:
+            log.error("an entry of the ledger cannot be stored; it is kept in %s", path, exc_info=error)
 
     def finish(self) -> None:
         """Returns when all that was entered is in the journal, or after some seconds of a disk that does not answer."""
@@ -355,8 +358,18 @@ class LedgerWriter:
                 segment.journal.close()
 
 
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CLOEXEC, 0o600)
+def _add_line(path: Path, line: bytes, *, fsync: bool) -> None:
+    """All of it or nothing. Raises :class:`OSError`."""
+    descriptor = os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    try:
+        before = os.fstat(descriptor).st_size
+        if os.write(descriptor, line + b"\n") <= len(line):
+            os.ftruncate(descriptor, before)
+            raise OSError("the disk is full")
+        if fsync:
+            os.fdatasync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _tell(group: Iterable[_Asked], error: Exception | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -153,7 +154,7 @@ class Database:
             if not self._gone:
                 # Its journals would be applied to the file that takes its place.
                 for suffix in ("-wal", "-shm"):
-                    Path(f"{self.url.database}{suffix}").unlink(missing_ok=True)
+                    Path(f"{os.path.realpath(str(self.url.database))}{suffix}").unlink(missing_ok=True)
             self._gone = True
             raise FileNotFoundError("the file is gone; put it back, or start again with an empty one")
         self._gone = self._prepared = self._damaged = False

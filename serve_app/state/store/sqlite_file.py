@@ -9,6 +9,7 @@ none by itself.
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 import threading
@@ -21,10 +22,14 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.engine import Connection, Engine
 
+log = logging.getLogger("ray.serve")
+
 # How long others may hold the file.
 TIMEOUT_S = 5.0
 # From which length on the journal is copied into the file: SQLite's own thousand pages.
 JOURNAL_BYTES = 1000 * 4096
+# A copy that takes longer is told of: who writes waits for it.
+SLOW_S = 1.0
 
 
 def engine_of(url: sa.URL) -> Engine:
@@ -87,7 +92,8 @@ class Checkpoints:
     """Copies the journal of the file ``path`` into it when it has become long. For any thread."""
 
     def __init__(self, path: str) -> None:
-        self._path = path
+        # Where it is a link, the journal lies beside the file itself.
+        self._path = os.path.realpath(path)
         self._lock = threading.Lock()
         # Who holds the lock of who writes, and who copies.
         self._pair: tuple[sqlite3.Connection, sqlite3.Connection] | None = None
@@ -104,8 +110,9 @@ class Checkpoints:
         if self._lock.acquire(blocking=False):
             try:
                 self._copy()
-            except sqlite3.Error:
-                self._drop()
+            except sqlite3.Error as error:
+                if getattr(error, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_BUSY:
+                    self._drop()
             finally:
                 self._lock.release()
 
@@ -118,11 +125,16 @@ class Checkpoints:
             self._pair = (self._connect(), self._connect())
         writer, copier = self._pair
         writer.execute("BEGIN IMMEDIATE")
+        began = time.monotonic()
         try:
             # It does not wait for who reads, and copies what is older than what they see.
             copier.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
         finally:
             writer.execute("ROLLBACK")
+        if (took := time.monotonic() - began) > SLOW_S:
+            log.warning(
+                "nobody could write to %s for %.1f s: its journal was copied; is the disk busy?", self._path, took
+            )
 
     def _connect(self) -> sqlite3.Connection:
         # Nobody waits for what the next commit does as well.
