@@ -243,7 +243,7 @@ class LedgerWriter:
                 problem = error
         if rows:
             try:
-                self._send(rows)
+                self._store.write(rows)
                 self.written += len(rows)
                 return
             except (Away, StateError):
