@@ -32,8 +32,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "serve_app.media": {"av", "numpy", "PIL"},
     "serve_app.documents": {"markitdown", "serve_app.media.preparing"},
     "serve_app.predict": {
-        "diffusers", "numpy", "PIL", "torch", "transformers", "serve_app.engine.batching", "serve_app.media",
-        "serve_app.text.tiles",
+        "diffusers", "numpy", "PIL", "torch", "transformers", "serve_app.engine.batching", "serve_app.kernels.linear",
+        "serve_app.media", "serve_app.text.tiles",
     },
     "serve_app.worker": {
         "serve_app.sampling_params",

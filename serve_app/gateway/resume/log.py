@@ -30,6 +30,8 @@ from serve_app.wire.tokens import TokenItem
 
 # Of one stream, with the tokens behind it.
 MAX_BYTES = 16 << 20
+# Parts in which somebody waits for the store.
+WAITS = 10
 _END = b"\n\n"
 _UNSTABLE = re.compile(rb'"p":"[a-z0-9]*"|"completed_at":[0-9]+')
 # (prompt, choice, tokens) in the order in which they came, and the choice of each event, one byte each.
@@ -225,6 +227,22 @@ class StreamLog:
                 return
             else:
                 await self.change()
+
+    async def stored_once(self, within_s: float) -> None:
+        """Until the store knows of it. Raises `TimeoutError`; time for which this process stood still counts for one of
+        its parts at most, since what the store has said meanwhile is still to be read.
+        """
+        for _ in range(WAITS):
+            try:
+                async with asyncio.timeout(within_s / WAITS):
+                    while not (self.begun or self.lost):
+                        await self.change()
+                if self.begun:
+                    return
+                break
+            except TimeoutError:
+                continue
+        raise TimeoutError
 
     async def change(self) -> None:
         """Until something has been stored, or the stream is lost."""

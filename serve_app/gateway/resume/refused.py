@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
+from serve_app.api.errors import StoreAway
 from serve_app.state.errors import Away
 from serve_app.state.kept.streams import Head, StreamPart
 from serve_app.state.protocols import StreamStore
@@ -58,6 +59,18 @@ class Refused:
             return False
         self._forget(heads)
         return True
+
+    async def ended_elsewhere(self, head: Head, look: Callable[..., Awaitable[set[str]]]) -> bool:
+        """Whether another gateway has come to the stream's end by now, and charged it, so that it can be shown and not
+        be refused. A store that can be asked keeps everybody from that otherwise. ``look`` asks it.
+        """
+        try:
+            return head.id in await look(self._store.refuse, self._owner, [head], time.time())
+        except StoreAway:
+            return False
+        except Exception as error:
+            log.error("the store cannot be told of a refused stream", exc_info=error)
+            return False
 
     def _forget(self, heads: Sequence[Head]) -> None:
         for head in heads:

@@ -23,7 +23,7 @@ from serve_app.api.errors import ApiError, Gone, Internal, NotFound, OutOfCapaci
 from serve_app.gateway.resume.log import NotNow, StreamLog, number_of, split
 from serve_app.gateway.resume.refused import Refused
 from serve_app.state.errors import Away
-from serve_app.state.kept.streams import CANCELLING, EXPIRED, LOST, RUNNING, Ending, Head, Running, StreamPart, Taken
+from serve_app.state.kept.streams import CANCELLING, EXPIRED, LOST, RUNNING, Ending, Running, StreamPart, Taken
 from serve_app.state.protocols import StreamStore
 from serve_app.state.reader import in_time, plausible
 
@@ -37,7 +37,6 @@ GROUP_S = 0.04
 # How often a reader looks for what another gateway has made, and how long one waits for a store that does not answer.
 LOOK_S = 0.1
 AWAY_S = 5.0
-WAITS = 10
 # How long a request that is taken over is tried again while its model has no room or is not up yet.
 TRY_S = 600.0
 # How long what needs no client is kept after its end.
@@ -127,7 +126,7 @@ class Streams:
             stream.task.cancel()
         self._dirty.set()
         try:
-            await self._stored_once(stream)
+            await stream.stored_once(AWAY_S)
         except TimeoutError:
             log.warning("a resumable stream has not begun: the store has not taken it for %.1f s", AWAY_S)
             stream.lose()
@@ -136,38 +135,8 @@ class Streams:
             self._dirty.set()
             # Whoever closes its events must find nobody in them.
             await asyncio.wait({stream.task})
-            if not await self._ended_elsewhere(stream.head):
+            if not await self._refused.ended_elsewhere(stream.head, self.look):
                 raise StoreAway from None
-
-    @staticmethod
-    async def _stored_once(stream: StreamLog) -> None:
-        """Until the store knows of it. Raises `TimeoutError`; time for which this process stood still counts for one of
-        its parts at most, since what the store has said meanwhile is still to be read.
-        """
-        for _ in range(WAITS):
-            try:
-                async with asyncio.timeout(AWAY_S / WAITS):
-                    while not (stream.begun or stream.lost):
-                        await stream.change()
-                    if stream.begun:
-                        return
-                    break
-            except TimeoutError:
-                continue
-        raise TimeoutError
-
-    async def _ended_elsewhere(self, head: Head) -> bool:
-        """Whether another gateway has come to the stream's end by now, and charged it, so that it can be shown and not
-        be refused. A store that can be asked keeps everybody from that otherwise.
-        """
-        try:
-            ended = await self.look(self._store.refuse, self.owner, [head], time.time())
-        except StoreAway:
-            return False
-        except Exception as error:
-            log.error("the store cannot be told of a refused stream", exc_info=error)
-            return False
-        return head.id in ended
 
     async def _pump(self, stream: StreamLog, frames: AsyncIterator[bytes]) -> None:
         ending: Ending | None = None
