@@ -128,6 +128,9 @@ class Streams:
         try:
             await stream.stored_once(AWAY_S)
         except TimeoutError:
+            if stream.lost:  # it goes on elsewhere, and is shown from there
+                await asyncio.wait({stream.task})
+                return
             log.warning("a resumable stream has not begun: the store has not taken it for %.1f s", AWAY_S)
             stream.lose()
             self._running.pop(stream.id, None)

@@ -19,6 +19,11 @@ from tests.gateway.resume.test_ledger import charged
 from tests.state.gateways import until
 from tests.variants import some
 
+
+async def never(*_: Any) -> None:
+    """Whoever takes no streams over."""
+
+
 BODY = {"model": CHAT, "messages": [{"role": "user", "content": "Hi"}], "seed": 0, "stream": True}
 RESUMES = {**BODY, "options": {"resumable": 60}}
 
@@ -154,6 +159,31 @@ async def test_what_another_gateway_has_ended_by_then_is_shown_and_not_refused(s
     through.set()
     assert answer.status_code == 200 and answer.text.endswith("data: [DONE]\n\n"), answer.text
     assert len(charged(one, other)) == 1
+
+
+async def test_what_another_gateway_runs_by_then_is_shown_and_not_refused(start, monkeypatch):
+    """The first write came to the store, and its answer to nobody."""
+    monkeypatch.setattr(streams, "LEASE_S", 0.05)
+    worker, tries = Worker(let=5), []
+    one, other = await start(worker), await start(worker)
+    write = one.state.streams.write
+
+    def unheard(owner: str, parts: Any, *more: Any) -> Any:
+        tries.append(owner)
+        if len(tries) == 1:
+            write(owner, parts, *more)
+            raise Away("its answer was lost")
+        end = time.monotonic() + 60
+        while not other.streams._running and time.monotonic() < end:
+            time.sleep(0.01)
+        worker.on.set()
+        return write(owner, parts, *more)
+
+    monkeypatch.setattr(one.state.streams, "write", unheard)
+    monkeypatch.setattr(one.streams, "_take_over", never)
+    answer = await one.http.post("/v1/chat/completions", json=RESUMES)
+    assert answer.status_code == 200 and answer.text.endswith("data: [DONE]\n\n"), answer.text
+    await until(lambda: len(charged(one, other)) == 1)
 
 
 def test_the_end_of_a_stream_comes_behind_what_it_was_begun_with():
