@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import stat
 import subprocess
 import sys
 import time
@@ -85,6 +86,7 @@ def test_the_journal_of_a_linked_file_stays_short_as_well(tmp_path, monkeypatch)
     (tmp_path / "home" / FILE).symlink_to(tmp_path / "elsewhere" / FILE)
     with SqlStore(tmp_path / "home") as linked:
         linked.open()
+        assert stat.S_IMODE((tmp_path / "elsewhere" / FILE).stat().st_mode) == 0o600
         monkeypatch.setattr(sqlite_file, "JOURNAL_BYTES", 0)
         linked.write([trace("first")])
         for number in range(30):

@@ -34,7 +34,8 @@ SLOW_S = 1.0
 
 def engine_of(url: sa.URL) -> Engine:
     """Makes the file where there is none, readable by its owner alone. Raises :class:`OSError`."""
-    path = Path(str(url.database))
+    # Of a link that leads nowhere yet, what it names is made.
+    path = Path(os.path.realpath(str(url.database)))
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     # Made before SQLite would make it, since its journals take its mode. One that is there is left alone: to close it
     # would give up all locks that other connections of this process have on it.
