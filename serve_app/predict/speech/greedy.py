@@ -90,7 +90,7 @@ class Greedy:
         return self._pass(self._buffers(rows, 1), heard, torch.full((rows, 1), start), 0)[0]
 
     def run(self, heard: Crossed, prefix: list[list[int]]) -> Said:
-        """``prefix``: as long for all rows."""
+        """``prefix``: as long for all rows. ``heard`` is used up: rows move in it as others end."""
         rows, given = len(prefix), len(prefix[0])
         longest = min(self._most + min(self._longest // 2 - 1, given), self._longest)
         buffers = self._buffers(rows, longest)
