@@ -44,8 +44,10 @@ from serve_app.engine.engine import Engine
 from serve_app.engine.request import Request
 from serve_app.engine.runner import Runner
 from serve_app.engine.scheduler import Scheduler
+from serve_app.engine.state_slots import StateSlots
 from serve_app.kv.keys import root_key
 from serve_app.models.load import CausalModel, load_causal_lm
+from serve_app.models.loading.miniature import Sizes, build, scale_down
 from serve_app.sampling_params import SamplingParams
 
 COMMON = dict(
@@ -148,6 +150,13 @@ def write_checkpoint(path: Path, family: str, *, seed: int = 0, **overrides: obj
     return path
 
 
+def write_small(path: Path, model_class: type, *, seed: int = 0, **overrides: object) -> Path:
+    """A random float32 checkpoint of any class, as large as the check at load makes one."""
+    config = scale_down(model_class.config_class(), Sizes(context=1024, vocab=256), **overrides)
+    build(model_class, config, seed).save_pretrained(path)
+    return path
+
+
 def load_reference(path: Path) -> torch.nn.Module:
     from transformers import AutoModelForCausalLM
 
@@ -162,12 +171,16 @@ def reference_tokens(model: torch.nn.Module, prompt: list[int], count: int, **op
     return out[0, len(prompt) :].tolist()
 
 
-def make_engine(model: CausalModel, *, num_blocks: int = 64, **options: object) -> Engine:
-    kv = model.kv_shape.allocate(num_blocks, model.device)
+def make_engine(model: CausalModel, *, num_blocks: int = 64, kept: int = 64, **options: object) -> Engine:
+    """``kept``: slots beside those of running texts, of models whose layers keep states."""
     parts = {k: options.pop(k) for k in ("speculation", "exporter") if k in options}
     scheduler = Scheduler(
         BlockPool(num_blocks), max_model_len=model.max_model_len, eos_token_ids=model.eos_token_ids, **options
     )
+    slots = 2 * scheduler.max_num_seqs + kept
+    kv = model.kv_shape.allocate(num_blocks, model.device, slots)
+    if kv.states:
+        scheduler.states = StateSlots(slots, scheduler.max_num_seqs)
     engine = engine_over(Runner(model.forward, kv), scheduler)
     engine.speculation, engine.exporter = parts.get("speculation"), parts.get("exporter")
     return engine

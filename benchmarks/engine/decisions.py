@@ -85,7 +85,7 @@ def _told(output: StepOutput) -> list[float]:
 
 def alone(engine: Engine, prompts: QuestionPrompts, number: int) -> list[float]:
     """A question's numbers from a prompt of its own."""
-    engine.scheduler.blocks.clear_cache()
+    engine.scheduler.forget_cache()
     ids = [*prompts.shared.tolist(), *prompts.branches[number].tolist()]
     [output] = run(engine, [request(ids, asked=sum(prompts.labels[number], ()))]).values()
     return _told(output)
@@ -108,13 +108,13 @@ def measure(engine: Engine, tokenizer: Tokenizer, sentences: int, count: int, ro
     steps = {}
     for _ in range(rounds):
         for name, side in sides.items():
-            engine.scheduler.blocks.clear_cache()
+            engine.scheduler.forget_cache()
             before, began = engine.stats.steps, time.process_time()
             side()
             times[name].append(time.process_time() - began)
             steps[name] = engine.stats.steps - before
     for number in (0, count - 1):
-        engine.scheduler.blocks.clear_cache()
+        engine.scheduler.forget_cache()
         gap = np.abs(np.array(decide(engine, prompts)[number]) - alone(engine, prompts, number)).max()
         checks.that(
             f"question {number} behind {len(shared)} tokens", bool(gap < 0.05), f"differs by {gap:.3g} from alone"

@@ -147,7 +147,7 @@ def throughput(bench: Bench, rounds: int, new: int = NEW) -> dict[str, Any]:
     def once() -> list[tuple[float, float]]:
         """Seconds and the processor's seconds of each side for all tokens but the first ones."""
         for engine, rules in sides:
-            engine.scheduler.blocks.clear_cache()
+            engine.scheduler.forget_cache()
             for i in range(BATCH):
                 bench.add(
                     engine, str(i), bench.prompt(i), rules, temperature=1.0, seed=i, ignore_eos=True, max_tokens=new
@@ -201,7 +201,7 @@ def first_token(bench: Bench, rounds: int) -> dict[str, Any]:
     engine, checks = bench.engine(), Checks()
 
     def once(seed: int, schema: dict[str, Any] | None) -> float:
-        engine.scheduler.blocks.clear_cache()
+        engine.scheduler.forget_cache()
         prompt = bench.prompt(seed)
         started = time.perf_counter()
         text = None

@@ -39,7 +39,7 @@ def fill(side: Ours, lengths: list[int], new: int, seed: int) -> None:
     from serve_app.engine.request import Request
     from serve_app.sampling_params import SamplingParams
 
-    side.engine.scheduler.blocks.clear_cache()
+    side.engine.scheduler.forget_cache()
     for prompt in prompts(lengths, side.vocab, seed):
         sampling = SamplingParams(max_tokens=new, temperature=0.0, ignore_eos=True)
         side.engine.add(Request(str(side.count), prompt, len(prompt), sampling, root=b"profile"))

@@ -118,7 +118,7 @@ class Ours:
         from serve_app.engine.request import Request
         from serve_app.sampling_params import SamplingParams
 
-        self.engine.scheduler.blocks.clear_cache()
+        self.engine.scheduler.forget_cache()
         for prompt, new in wanted:
             sampling = SamplingParams(max_tokens=new, temperature=0.0, ignore_eos=True)
             self.engine.add(Request(str(self.count), list(prompt), len(prompt), sampling, root=b"bench"))

@@ -16,12 +16,15 @@ from serve_app.engine.request import Request
 from serve_app.kv.keys import tail_key
 
 
-def seal_tail(request: Request, blocks: BlockPool) -> None:
-    """Names the last block of a request that has computed what others share; ``request.keys`` are those of its full
-    blocks.
+def seal_tail(request: Request, blocks: BlockPool) -> bytes | None:
+    """Names the last block of a request that has computed what others share, if it is not full; ``request.keys`` are
+    those of its full blocks. Returns the name.
     """
-    if request.shared == len(request.tokens) and request.shared % BLOCK_TOKENS:
-        blocks.seal(request.blocks[request.shared // BLOCK_TOKENS], _key(request))
+    if request.shared != len(request.tokens) or not request.shared % BLOCK_TOKENS:
+        return None
+    key = name_of_tail(request)
+    blocks.seal(request.blocks[request.shared // BLOCK_TOKENS], key)
+    return key
 
 
 def find_tail(request: Request, hits: int, reusable: int, blocks: BlockPool) -> list[int]:
@@ -31,10 +34,11 @@ def find_tail(request: Request, hits: int, reusable: int, blocks: BlockPool) -> 
     full, rest = divmod(request.shared, BLOCK_TOKENS)
     if not rest or hits != full or request.shared > reusable:
         return []
-    return blocks.match([_key(request)])
+    return blocks.match([name_of_tail(request)])
 
 
-def _key(request: Request) -> bytes:
+def name_of_tail(request: Request) -> bytes:
+    """The key of what lies behind the last full block of ``request.shared`` tokens."""
     full = request.shared // BLOCK_TOKENS
     parent = request.keys[full - 1] if full else request.root
     start = full * BLOCK_TOKENS

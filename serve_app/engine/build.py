@@ -19,9 +19,17 @@ from serve_app.engine.pipeline import PipelineEngine
 from serve_app.engine.runner import Runner
 from serve_app.engine.scheduler import Scheduler
 from serve_app.engine.scores import score_rows
+from serve_app.engine.state_slots import StateSlots
 from serve_app.kernels.gpu.backend import operators
 
+# Of texts that others may begin like, where nothing else says how many.
+KEPT_STATES = 64
+
+# Of each text, where blocks hold nothing and nothing else bounds its length.
+NAMED_TOKENS = 1 << 17
+
 if TYPE_CHECKING:
+    from serve_app.engine.kv_cache import KVShape
     from serve_app.models.load import CausalModel
 
 
@@ -39,6 +47,8 @@ class EngineLimits:
     # On a GPU only: decode as CUDA graphs; schedule a step while the one before runs.
     graphs: bool = True
     overlap: bool = True
+    # Slots of states, of models whose layers keep any; 0: as many as the budget holds.
+    state_slots: int = 0
     # Of a pipeline's steps at a time; 0: as many as it has stages.
     under_way: int = 0
 
@@ -46,9 +56,37 @@ class EngineLimits:
 def num_blocks(limits: EngineLimits, block_bytes: int) -> int:
     """Blocks that the byte budget holds; without a budget at least enough for one full context."""
     least = blocks_for(limits.max_model_len) + 1
+    if not block_bytes:  # layers that keep states alone: blocks are names
+        return limits.max_num_seqs * blocks_for(min(limits.max_model_len, NAMED_TOKENS)) + 1
     if limits.kv_cache_bytes:
         return max(limits.kv_cache_bytes // block_bytes, 2)
     return max(least, limits.max_num_seqs * blocks_for(min(limits.max_model_len, 1024)) + 1)
+
+
+def with_states(limits: EngineLimits, shape: KVShape) -> EngineLimits:
+    """``limits`` with slots of states for a model that keeps any: two for each running text, and others for those that
+    begin alike. They take half of the cache's budget at most, for which fewer texts may run at once. Raises ValueError
+    where not even one could.
+    """
+    size = shape.states.bytes
+    if not size or limits.state_slots:
+        return limits
+    wanted = 2 * limits.max_num_seqs + KEPT_STATES
+    if not limits.kv_cache_bytes:
+        return replace(limits, state_slots=wanted)
+    fits = limits.kv_cache_bytes // 2 // size
+    if fits < 3:
+        raise ValueError(
+            f"a cache of {limits.kv_cache_bytes / 2**20:.0f} MiB does not hold the states of one text and one that is "
+            f"kept: that are three of {size / 2**20:.1f} MiB, for which half of it is left; raise kv_cache_bytes"
+        )
+    slots = min(fits, wanted)
+    return replace(
+        limits,
+        state_slots=slots,
+        max_num_seqs=min(limits.max_num_seqs, (slots - 1) // 2),
+        kv_cache_bytes=limits.kv_cache_bytes - slots * size,
+    )
 
 
 def gpu_cache_bytes(model: CausalModel, limits: EngineLimits, utilization: float, media: int = 0) -> int:
@@ -94,6 +132,10 @@ def engine_over(runner: Runner, scheduler: Scheduler, *, under_way: int = 0, ahe
 
 def build_engine(model: CausalModel, limits: EngineLimits, wire: Callable[[Engine], None] | None = None) -> Engine:
     """An engine over ``model`` with its cache allocated; ``wire`` may plug features in."""
+    limits = with_states(limits, model.kv_shape)
+    slots = limits.state_slots
+    if slots:
+        model.report |= {"state_bytes": model.kv_shape.states.bytes, "states": slots, "texts": limits.max_num_seqs}
     count = num_blocks(limits, model.kv_shape.block_bytes)
     model.report["kv_cache_tokens"] = (count - 1) * BLOCK_TOKENS
     scheduler = Scheduler(
@@ -105,9 +147,12 @@ def build_engine(model: CausalModel, limits: EngineLimits, wire: Callable[[Engin
     )
     scheduler.score_rows = score_rows(model.vocab_size)
     scheduler.extend_at, scheduler.recompute = model.extend_at, model.recompute
-    runner = Runner(model.forward, model.kv_shape.allocate(count + limits.reserved_blocks, model.device))
-    # The rotation of a text is known on the host alone, and may change with its length.
-    fixed = model.extend_at is None and model.device.type == "cuda"
+    runner = Runner(model.forward, model.kv_shape.allocate(count + limits.reserved_blocks, model.device, slots))
+    if slots:
+        scheduler.states = StateSlots(slots, limits.max_num_seqs)
+    # The rotation of a text is known on the host alone, and may change with its length. So are texts with states, which
+    # rows go through these layers one by one.
+    fixed = model.extend_at is None and not slots and model.device.type == "cuda"
     if limits.graphs and fixed and reads_lengths_on_device(model.device):
         graphs = DecodeGraphs(
             model.forward, runner.kv, max_num_seqs=limits.max_num_seqs, max_model_len=scheduler.max_model_len

@@ -24,6 +24,7 @@ from torch import Tensor
 from serve_app.costs.transfers import Rate
 from serve_app.engine.blocks import BLOCK_TOKENS
 from serve_app.engine.gpu.staging import to_device
+from serve_app.engine.states import StateShape
 from serve_app.kv.chunk import Layout
 
 
@@ -54,6 +55,8 @@ class KVShape:
     dtype: torch.dtype
     rank: int = 0
     ranks: int = 1
+    # What layers keep of a text beside them.
+    states: StateShape = StateShape()
 
     @classmethod
     def uniform(cls, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> KVShape:
@@ -92,9 +95,9 @@ class KVShape:
         shapes = [(layer.kv_heads, layer.head_dim, layer.parts) for layer in self.layers]
         return Layout.of(shapes, self.dtype_name, self.dtype.itemsize, self.rank, self.ranks)
 
-    def allocate(self, num_blocks: int, device: str | torch.device) -> KVCache:
-        """A cache of zeros."""
-        return KVCache(self, num_blocks, device)
+    def allocate(self, num_blocks: int, device: str | torch.device, slots: int = 0) -> KVCache:
+        """A cache of zeros; ``slots`` of states beside slot 0, by default as many as there are blocks."""
+        return KVCache(self, num_blocks, device, slots)
 
 
 # Until it is measured: PCIe from memory that is not pinned, and one core that copies.
@@ -102,11 +105,12 @@ COPY_BYTES_S = {"cuda": 1.2e10, "cpu": 4e9}
 
 
 class KVCache:
-    """Keys and values of ``num_blocks`` blocks on one device."""
+    """Keys and values of ``num_blocks`` blocks on one device, and ``states``: their parts, [slots, ...] each."""
 
-    __slots__ = ("_layers", "copies", "device", "num_blocks", "planes", "shape")
+    __slots__ = ("_layers", "copies", "device", "num_blocks", "planes", "shape", "states")
 
-    def __init__(self, shape: KVShape, num_blocks: int, device: str | torch.device) -> None:
+    def __init__(self, shape: KVShape, num_blocks: int, device: str | torch.device, slots: int = 0) -> None:
+        self.states = shape.states.allocate(1 + (slots or num_blocks), device)
         self.shape, self.num_blocks = shape, num_blocks
         # One tensor per distinct shape, in the order in which the shapes first occur.
         self.planes: list[Tensor] = []
@@ -118,7 +122,7 @@ class KVCache:
             self.planes.append(plane)
             for at, index in enumerate(members):
                 self._layers[index] = plane[at]
-        self.device = self.planes[0].device
+        self.device = torch.empty(0, device=device).device
         # Bytes per second that come in, as measured.
         self.copies = Rate(COPY_BYTES_S["cuda" if self.device.type == "cuda" else "cpu"])
 

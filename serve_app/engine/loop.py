@@ -153,5 +153,5 @@ class EngineLoop:
             self._engine.abort(request.id, export=False)
             outputs.append(StepOutput(request.id, request.output_len, [], FINISH_ERROR, error=reason))
         # What the failed step wrote is unknown.
-        scheduler.blocks.clear_cache()
+        scheduler.forget_cache()
         return outputs

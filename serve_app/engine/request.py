@@ -124,6 +124,12 @@ class Request:
     embedded: list[EmbeddedSpan] = field(default_factory=list)
     # Tokens that it has in common with others that come with it: the one that is nothing else computes them.
     shared: int = 0
+    # Slots of states (`serve_app.engine.states`): what its computed tokens have left (0: nothing yet), and where a step
+    # that is under way writes to, if that is another.
+    state: int = 0
+    state_next: int = 0
+    # So many tokens are cached that another began with, without a state: one is to be kept there.
+    branch: int = 0
     # Tokens whose log-probabilities are wanted beside those of the first one that is generated.
     asked: tuple[int, ...] = ()
     # Prompt tokens whose rows have told the log-probability of the next one, and what they told.

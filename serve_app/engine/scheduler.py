@@ -19,11 +19,13 @@ from __future__ import annotations
 from collections import deque
 
 from serve_app.engine.blocks import BLOCK_TOKENS, BlockPool, blocks_for
-from serve_app.engine.branches import find_tail, seal_tail
+from serve_app.engine.branches import seal_tail
 from serve_app.engine.drafts import accept, append
 from serve_app.engine.request import FINISH_STOP, Request, Status, unbroken
+from serve_app.engine.reuse import reuse
 from serve_app.engine.scores import scorable, told, untold
 from serve_app.engine.sharing import Room, Sharing, comes, kind, put, realtime
+from serve_app.engine.state_slots import Stateless
 from serve_app.engine.step import Copy, Load, Prefix, Sampled, Scheduled, Step, StepOutput
 from serve_app.kv.keys import block_keys, extended_root
 
@@ -39,6 +41,7 @@ class Scheduler:
         eos_token_ids: frozenset[int] = frozenset(),
     ) -> None:
         self.blocks = blocks
+        self.states = Stateless()
         self.max_batch_tokens = max_batch_tokens
         self.max_num_seqs = max_num_seqs
         self.max_model_len = min(max_model_len, (blocks.num_blocks - 1) * BLOCK_TOKENS)
@@ -159,7 +162,7 @@ class Scheduler:
             count = scorable(request, request.computed, min(request.pending, budget), self.score_rows - step.scores)
             if room is not None and not (count := room.fitting(request, request.computed, count)):
                 request.draft.clear()
-            count = unbroken(request, request.computed, count)
+            count = unbroken(request, request.computed, self.states.cut(request, request.computed, count))
             if count == 0 or not self._extend(request, request.computed + count, step):
                 continue
             if room is not None:
@@ -204,16 +207,17 @@ class Scheduler:
                 request.scored += item.scores
                 request.scores.append(result.scores)
             if not item.samples:
-                request.computed += item.count
+                request.computed += self.states.close(request, item.count, 0)
                 self._seal(request)
                 if request.prefill_only and request.pending == 0:
-                    seal_tail(request, self.blocks)
+                    if (tail := seal_tail(request, self.blocks)) is not None:
+                        self.states.keep(request, tail)
                     request.finish_reason = FINISH_STOP
                     self._finish(request)
                     outputs.append(StepOutput(request.id, 0, [], FINISH_STOP, cached=request.cached))
                 continue
             accepted = accept(request.draft, result.token_ids)
-            request.computed += item.count - len(request.draft) + accepted
+            request.computed += self.states.close(request, item.count, len(request.draft) - accepted)
             request.verified(accepted)
             new = append(
                 request, result.token_ids[: accepted + 1], result.finish_reason, self.eos_token_ids, self.max_model_len
@@ -234,7 +238,9 @@ class Scheduler:
             if request.finish_reason is not None:
                 self._finish(request)
             elif self.recompute and self._outgrown(request, request.tokens):
-                self._recompute(request)
+                # It has outgrown the rotation of its K/V: back to the queue's head, to be computed anew.
+                self._extend_rotation(request)
+                self._put_back(request)
         return outputs
 
     def _outgrown(self, request: Request, tokens: list[int]) -> bool:
@@ -245,56 +251,46 @@ class Scheduler:
         request.extended = True
         request.root, request.keys = extended_root(request.root), []
 
-    def _recompute(self, request: Request) -> None:
-        """The request has outgrown the rotation of its K/V: back to the queue's head, to be computed anew."""
-        self._extend_rotation(request)
-        self._put_back(request)
-
     def _schedule(self, request: Request, count: int) -> Scheduled:
         reaches_end = request.computed + count == request.known and not request.prefill_only
         samples = 1 + len(request.draft) if reaches_end else 0
+        self.states.open(request)
         return Scheduled(request, request.computed, count, samples, scores=untold(request, request.computed, count))
 
     def _admit(self, request: Request, budget: int, step: Step, room: Room | None) -> int:
-        """Gives a waiting request its cached blocks and room for a first chunk; returns the chunk's tokens, 0 if
-        none.
-        """
+        """Gives a waiting request its cached blocks and room for a first chunk; returns the chunk's tokens."""
         # At least the last token is computed: its logits are wanted, or (prefill only) a step is what ends the request.
         # So is every token whose row has something to tell of the prompt.
         reusable = len(request.tokens) - 1 if request.scored >= request.score_end else request.scored
         self._extend_keys(request, reusable)
-        hits = self.blocks.match(request.keys[: reusable // BLOCK_TOKENS])
-        hit_tokens = len(hits) * BLOCK_TOKENS
         prefix = self._prefixes.get(request.id)
-        # What the pool was asked for began where our own cache ended then; those blocks may have been given away since.
-        usable = prefix is not None and prefix.begin <= hit_tokens
-        start = max(hit_tokens, min(prefix.end, reusable)) if prefix is not None and usable else hit_tokens
-        tail = find_tail(request, len(hits), reusable, self.blocks) if request.shared and start == hit_tokens else []
-        start = request.shared if tail else start
+        reused = reuse(request, reusable, prefix, self.blocks, self.states)
+        start, hits = reused.start, reused.hits
         count = scorable(request, start, min(len(request.tokens) - start, budget), self.score_rows - step.scores)
         if room is not None:
             count = room.fitting(request, start, count)
-        if (count := unbroken(request, start, count)) == 0:
+        if (count := unbroken(request, start, self.states.cut(request, start, count))) == 0:
             return 0
-        self.blocks.take(hits + tail)
+        self.blocks.take(reused.taken)
         missing = blocks_for(start + count) - len(hits)
         while not self.blocks.can_allocate(missing):
             if not self._displace(request, step):
-                self.blocks.release(hits + tail)
+                self.blocks.release(reused.taken)
                 return 0
         if room is not None:
             room.take(request, start, count)
         request.blocks = hits + self.blocks.allocate(missing)
-        step.copies += [Copy(request, block, request.blocks[len(hits)]) for block in tail]
-        self.blocks.release(tail)
+        step.copies += [Copy(request, block, request.blocks[len(hits)]) for block in reused.tail]
+        self.blocks.release(reused.tail)
         request.sealed = len(hits)
         request.computed = start
         request.status = Status.RUNNING
+        self.states.begin(request, reused.state)
         self.sharing.turns.goes_on(request, start, self.sharing.costs)
         if prefix is not None:
             del self._prefixes[request.id]
-            if start > hit_tokens:
-                step.loads.append(Load(request, prefix, hit_tokens, start))
+            if reused.stored:
+                step.loads.append(Load(request, prefix, len(hits) * BLOCK_TOKENS, start))
         if request.preemptions == 0:
             request.cached = min(start, request.prompt_len)
         return count
@@ -359,6 +355,7 @@ class Scheduler:
     def _put_back(self, request: Request, *, paused: bool = False) -> None:
         self.running.remove(request)
         self.blocks.release(request.blocks)
+        self.states.release(request)
         request.blocks = []
         request.computed = request.sealed = 0
         request.draft.clear()
@@ -384,9 +381,15 @@ class Scheduler:
         for index in range(request.sealed, full):
             self.blocks.seal(request.blocks[index], request.keys[index])
         request.sealed = max(request.sealed, full)
+        self.states.keep(request)
+
+    def forget_cache(self) -> None:
+        self.blocks.clear_cache()
+        self.states.clear()
 
     def _finish(self, request: Request) -> None:
         self.blocks.release(request.blocks)
+        self.states.release(request, ended=True)
         request.blocks = []
         request.draft.clear()
         request.status = Status.FINISHED

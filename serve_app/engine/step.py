@@ -23,6 +23,7 @@ from serve_app.engine.kv_cache import KVCache
 from serve_app.engine.positions import place_batch
 from serve_app.engine.request import EmbeddedSpan, Request
 from serve_app.engine.scores import Scores
+from serve_app.engine.states import BatchStates, place_states
 from serve_app.kernels.linear.tiles import Tiles
 from serve_app.sampling_params import PromptLogprobs, TokenLogprobs
 
@@ -234,6 +235,7 @@ class Batch:
     extended: Tensor | None = None  # [T] bool: the token's request is longer than the model's original context
     ends: Tensor | None = None  # [T] int32: keys that each row sees, where some see beyond their own position
     crossing: Crossing | None = None  # pictures that layers of their own attend to
+    states: BatchStates | None = None  # where the texts' states are, of models that keep any
     axes: Tensor | None = None  # [3, T] int64: time, row and column, where some token's differ (engine.positions)
     adapters: Tensor | None = None  # [T] int64, the adapter of each row, 0 for none; None if no request has one
     # The same as kernels on a device want it, of all rows and of the sampled ones; worked out in each forward pass.
@@ -288,6 +290,7 @@ def build_batch(scheduled: Sequence[Scheduled], kv: KVCache) -> Batch:
         embeddings=_embeddings(scheduled, query_start, kv.device) if any(s.embedded for s in scheduled) else None,
         ends=_ends(scheduled, query_start, positions, kv.device),
         crossing=cross(scheduled, query_start, kv.device),
+        states=place_states(scheduled, query_start, kv.device) if kv.states else None,
         axes=None if axes is None else to_device([axes], kv.device)[0],
         adapters=_adapters(scheduled, row, kv.device) if any(s.request.adapter for s in scheduled) else None,
     )

@@ -101,7 +101,7 @@ class GroupShape(KVShape):
     def block_bytes(self) -> int:
         return max(part.shape.block_bytes for part in self.parts)
 
-    def allocate(self, num_blocks: int, device: str | torch.device) -> KVCache:
+    def allocate(self, num_blocks: int, device: str | torch.device, slots: int = 0) -> KVCache:
         """On every rank; this is rank 0's."""
         self.leader.tell(RankAllocate(num_blocks))
         return GroupCache(self, num_blocks, device)

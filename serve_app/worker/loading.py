@@ -210,5 +210,5 @@ def warm_up(engine: Engine) -> None:
     engine.add(Request("warm-up", [1, 2, 3, 4, 5], 5, SamplingParams(max_tokens=2, ignore_eos=True), b"warm-up"))
     while engine.has_work:
         engine.step()
-    engine.scheduler.blocks.clear_cache()
+    engine.scheduler.forget_cache()
     engine.speculation = speculation

@@ -127,6 +127,6 @@ def test_steps_under_way_are_forgotten_where_one_fails():
     for request in [*engine.scheduler.running, *engine.scheduler.waiting]:
         assert engine.abort(request.id, export=False)
     assert not engine.has_work
-    engine.scheduler.blocks.clear_cache()
+    engine.scheduler.forget_cache()
     expected = run(make_engine(HistoryModel(), **OPTIONS), requests(1))
     assert run(engine, requests(1)) == expected

@@ -22,6 +22,7 @@ from serve_app.engine.kv_cache import KVShape
 from serve_app.engine.request import Request
 from serve_app.engine.runner import Forward, Runner
 from serve_app.engine.scheduler import Scheduler
+from serve_app.engine.state_slots import StateSlots
 from serve_app.engine.step import Step
 from serve_app.models.latent import has_latents
 from serve_app.models.linears import Plug
@@ -36,6 +37,7 @@ from serve_app.sampling_params import SamplingParams
 # Borders lie close together, so that few tokens pass all of them; the context ends behind them.
 SIZES = Sizes(window=24, chunk=32, original=64, context=160)
 NEW_TOKENS = 3
+KEPT_STATES = 2
 # Root mean square of the difference over that of the logits, both float32.
 ALLOWED = 1e-3
 
@@ -241,10 +243,16 @@ def first_difference(
             max_num_seqs=way.requests,
             max_model_len=sizes.context,
         )
+        slots = 0
+        if shape.states.parts:
+            slots = 2 * way.requests + KEPT_STATES
+            scheduler.states = StateSlots(slots, way.requests)
         scheduler.extend_at, scheduler.recompute = prepared.extend_at, prepared.recompute
         chosen = [given[0], given[-3]] if way is ALONE else given
         try:
-            for prompt_len, whole, rows in _run(forward, scheduler, shape.allocate(way.blocks, "cpu"), chosen, way):
+            for prompt_len, whole, rows in _run(
+                forward, scheduler, shape.allocate(way.blocks, "cpu", slots), chosen, way
+            ):
                 for length, got in rows:
                     if not prepared.recompute and prompt_len <= (prepared.extend_at or 0) < length:
                         continue  # keys of before keep their rotation, as in generate; a plain pass has none of them

@@ -28,7 +28,7 @@ def probe(model: CausalModel, forward: Forward) -> Tensor:
     prompts = [[(7 * i + 3) % vocab for i in range(40)], [(11 * i + 5) % vocab for i in range(6)]]
     kv = model.kv_shape.allocate(4, model.device)
     requests = [
-        Request(str(i), prompt, len(prompt), SamplingParams(), root=b"", blocks=blocks)
+        Request(str(i), prompt, len(prompt), SamplingParams(), root=b"", blocks=blocks, state=1 + i)
         for i, (prompt, blocks) in enumerate(zip(prompts, ([1, 3], [2]), strict=True))
     ]
     prefill = [Scheduled(r, 0, len(r.tokens) - 1, len(r.tokens) - 1) for r in requests]

@@ -168,11 +168,26 @@ def _scaled(config: Any, sizes: Sizes) -> dict[str, Any]:
             values["rope_parameters"]["partial_rotary_factor"] = values["qk_rope_head_dim"] / whole
         if values.get("qk_head_dim"):
             values["qk_head_dim"] = whole
+    _fit_recurrences(values, original)
     if config.__class__.__name__.startswith("Gemma4"):  # which makes its own from what it says of global layers
         values.pop("per_layer_config", None)
     if getattr(config, "num_labels", 2) != 2:
         values["num_labels"] = config.num_labels
     return values
+
+
+def _fit_recurrences(values: dict[str, Any], original: dict[str, Any]) -> None:
+    """Numbers of recurrences that follow from others."""
+    hidden = values.get("hidden_size")
+    if {"expand", "num_heads", "head_dim"} <= values.keys():  # Mamba 2
+        values["num_heads"] = values["expand"] * hidden // values["head_dim"]
+    if values.get("mamba_d_ssm") and {"mamba_n_heads", "mamba_d_head"} <= values.keys():  # Falcon H1
+        values["mamba_n_heads"] = values["mamba_d_ssm"] // values["mamba_d_head"]
+    if {"mamba_headdim", "n_mamba_heads"} <= values.keys():  # Zamba 2
+        values["mamba_headdim"] = values["mamba_expand"] * hidden // values["n_mamba_heads"]
+    if original.get("attention_hidden_size") == 2 * original.get("hidden_size", 0):
+        values["attention_hidden_size"] = 2 * hidden
+        values["attention_head_dim"] = 2 * hidden // values["num_attention_heads"]
 
 
 def _value(name: str, value: Any, values: dict[str, Any], sizes: Sizes, total: int, kept: list[int]) -> Any:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from serve_app.models import attention
 from serve_app.models.attention import PagedLayer
 from serve_app.models.latent import latent_of
+from serve_app.models.stateful import StatefulLayer, showing, stateful_layers
 
 TOKENS = 4
 # Modules that remember more of a text than keys and values, by what their classes are called.
@@ -59,8 +60,10 @@ def observe(module: nn.Module, device: torch.device, *, coded: bool = False) -> 
 
     Raises :class:`Unservable` where not every layer's memory goes through transformers' attention interface.
     """
-    refuse_state(module)
-    refuse_positions(module)
+    states = stateful_layers(module)
+    if not states:  # what else one with states does between tokens is seen by comparing it
+        refuse_state(module)
+        refuse_positions(module)
     calls: list[SeenLayer] = []
 
     def looking(layer: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any = None, **options: Any) -> Any:
@@ -86,13 +89,13 @@ def observe(module: nn.Module, device: torch.device, *, coded: bool = False) -> 
 
     AttentionInterface.register(attention.NAME, looking)
     try:
-        with torch.inference_mode():
+        with torch.inference_mode(), showing(states):
             positions = torch.arange(TOKENS, device=device)
             inputs, places = {"input_ids": positions[None] + 1}, positions[None] * (1 + coded)
             output = run(module, parameters_of(module), inputs, places, batch=None, rows=positions)
     finally:
         attention.register()
-    return _placed(module, calls), int(output.logits.shape[-1])
+    return _placed(module, calls, states), int(output.logits.shape[-1])
 
 
 def run(
@@ -111,7 +114,9 @@ def run(
         more["logits_to_keep"] = rows
     if "**" in takes:
         more["batch"] = batch
-    return module(**inputs, position_ids=positions, use_cache=False, **more)
+    if "position_ids" in takes:
+        more["position_ids"] = positions
+    return module(**inputs, use_cache=False, **more)
 
 
 def parameters_of(module: nn.Module) -> frozenset[str]:
@@ -128,21 +133,18 @@ def _reads_text(module: Any) -> nn.Module:
 
 
 def refuse_state(module: nn.Module) -> None:
-    """Raises :class:`Unservable` for a model with layers that keep recurrent or convolutional state."""
-    config = module.config.get_text_config()  # type: ignore[union-attr, operator]
-    kinds = {str(kind) for kind in getattr(config, "layer_types", None) or ()}
-    strange = {kind for kind in kinds if not kind.endswith("attention") or kind in ("linear_attention", "hybrid")}
+    """Raises :class:`Unservable` for a model with layers that keep more of a text than keys and values, where none of
+    them keeps it in transformers' cache."""
     for child in _reads_text(module).modules():
         if isinstance(child, nn.Conv1d) or _STATEFUL.search(type(child).__name__):
             raise Unservable(
-                f"{type(child).__name__} keeps state between tokens beside keys and values, which the paged cache does "
-                "not hold. Hybrid, recurrent, convolutional and indexed models are not supported yet"
+                f"{type(child).__name__} keeps something of a text that is neither keys and values nor a state in "
+                "transformers' cache; models with such layers, and with indexers, are not supported yet"
             )
-    if strange & {"linear_attention", "mamba", "conv", "recurrent", "hybrid"}:
-        raise Unservable(
-            f"layers of type {', '.join(sorted(strange))} keep state which the paged cache does not hold. Hybrid "
-            "models are not supported yet"
-        )
+    config = module.config.get_text_config()  # type: ignore[union-attr, operator]
+    kinds = {str(kind) for kind in getattr(config, "layer_types", None) or ()}
+    if strange := kinds & {"linear_attention", "mamba", "conv", "recurrent", "hybrid"}:
+        raise Unservable(f"layers of type {', '.join(sorted(strange))} keep no state in transformers' cache")
 
 
 def refuse_positions(module: nn.Module) -> None:
@@ -154,7 +156,7 @@ def refuse_positions(module: nn.Module) -> None:
         )
 
 
-def _placed(module: nn.Module, calls: list[SeenLayer]) -> list[SeenLayer]:
+def _placed(module: nn.Module, calls: list[SeenLayer], states: list[StatefulLayer]) -> list[SeenLayer]:
     """The calls in order of their layers, each module with its place in the cache."""
     config: Any = module.config.get_text_config()  # type: ignore[union-attr, operator]
     every = getattr(config, "num_hidden_layers", None) or getattr(config, "num_layers", None) or len(calls)
@@ -162,9 +164,11 @@ def _placed(module: nn.Module, calls: list[SeenLayer]) -> list[SeenLayer]:
     # Llama 3.2 Vision's that attend to pictures are left out of texts without any.
     left_out = getattr(config, "cross_attention_layers", None) or ()
     held = getattr(module, "held_layers", [i for i in range(max(every, len(calls))) if i not in left_out])
+    if states:  # layers with a state, and those with neither, have no call
+        held = sorted(getattr(call.module, "layer_idx", -1) for call in calls)
     expected = min(every, len(held))
     name = type(module).__name__
-    if not calls or len(calls) < expected:
+    if len(calls) < (not states) or len(calls) < expected:
         raise Unservable(
             f"{name}: {len(calls)} of {expected} layers use transformers' attention interface; what the others remember"
             " would not be in the paged cache"

@@ -10,13 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from serve_app.engine.kv_cache import KVShape, LayerShape
+from serve_app.engine.states import StateShape
 from serve_app.models import longrope
+from serve_app.models.attention import Carrier
 from serve_app.models.crossing import attend_beside
 from serve_app.models.deepstack import add_behind_layers
 from serve_app.models.latent import use_latents
 from serve_app.models.loading.adapt import adapt
 from serve_app.models.loading.observe import SeenLayer, Unservable, hands_batch_down, observe, parameters_of, run
 from serve_app.models.mixtures.experts import leave_odd_experts
+from serve_app.models.stateful import shape_of, wrap_stateful
 
 if TYPE_CHECKING:
     from serve_app.engine.step import Batch
@@ -31,11 +34,12 @@ class Prepared:
     vocab_size: int
     extend_at: int | None
     recompute: bool
+    states: StateShape
 
     def kv_shape(self, dtype: torch.dtype) -> KVShape:
         """A cache that holds what each layer hands over."""
         sizes = [LayerShape(seen.kv_heads, max(seen.key_dim, seen.value_dim), seen.shared) for seen in self.layers]
-        return KVShape(tuple(sizes), dtype)
+        return KVShape(tuple(sizes), dtype, states=self.states)
 
 
 def prepare(module: nn.Module, device: torch.device, *, latents: bool = True) -> Prepared:
@@ -48,6 +52,7 @@ def prepare(module: nn.Module, device: torch.device, *, latents: bool = True) ->
     leave_odd_experts(module)
     add_behind_layers(module)
     attend_beside(module)
+    states = wrap_stateful(module)
     try:
         extend_at = longrope.replace_rotary(module, generates=True)
         layers, vocab_size = observe(module, device, coded=extend_at is not None)
@@ -55,15 +60,17 @@ def prepare(module: nn.Module, device: torch.device, *, latents: bool = True) ->
         raise
     except Exception as error:  # classes of models object in any way they like
         raise Unservable(f"it can't run on a flat batch ({type(error).__name__}: {error})") from error
-    forward = _forward(module, layers, extend_at)
-    return Prepared(forward, layers, vocab_size, extend_at, extend_at is not None and longrope.recomputes(module))
+    carriers = [] if hands_batch_down(layers) else [layers[0].place.carrier]
+    carriers += [layer.carrier for layer in states[:1]]
+    forward = _forward(module, carriers, extend_at)
+    recompute = extend_at is not None and longrope.recomputes(module)
+    return Prepared(forward, layers, vocab_size, extend_at, recompute, shape_of(states))
 
 
-def _forward(module: Any, layers: list[SeenLayer], extend_at: int | None) -> Callable[[Batch], Tensor]:
-    """Logits [S, vocab] of ``batch.sample_rows``."""
+def _forward(module: Any, carriers: list[Carrier], extend_at: int | None) -> Callable[[Batch], Tensor]:
+    """Logits [S, vocab] of ``batch.sample_rows``; ``carriers`` hold the batch for layers that are not handed it."""
     takes = parameters_of(module)
     chooses = "logits_to_keep" in takes
-    carrier: Any = None if hands_batch_down(layers) else layers[0].place.carrier
 
     def forward(batch: Batch) -> Tensor:
         capture = batch.capture
@@ -72,13 +79,13 @@ def _forward(module: Any, layers: list[SeenLayer], extend_at: int | None) -> Cal
             positions = longrope.coded(positions, batch.extended)
         more = {} if capture is None else {"output_hidden_states": True}
         inputs = _inputs(module, batch)
-        if carrier is not None:
+        for carrier in carriers:
             carrier.batch = batch
         try:
             turned = positions.unsqueeze(0) if batch.axes is None else batch.axes.unsqueeze(1)
             output = run(module, takes, inputs, turned, batch=batch, rows=batch.sample_rows, **more)
         finally:
-            if carrier is not None:
+            for carrier in carriers:
                 carrier.batch = None
         if capture is not None:
             # hidden_states[i] is what enters layer i.

@@ -85,7 +85,7 @@ def test_padding_touches_the_trash_block_only(model):
     graphs = engine.runner.forward
     generate(engine, prompts(3))
     before = engine.runner.kv.planes[0].clone()
-    engine.scheduler.blocks.clear_cache()
+    engine.scheduler.forget_cache()
     graphs._resume_at = float("inf")  # keep to the graph of eight
     assert graphs.captured[-1] == 8
     graphs._replay = {8: graphs._replay[8]}

@@ -9,8 +9,6 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from transformers import (
-    FalconH1Config,
-    FalconH1ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     Mistral4Config,
@@ -19,15 +17,15 @@ from transformers import (
     Phi3ForCausalLM,
     PhimoeConfig,
     PhimoeForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
 )
 
 from serve_app.models import attention
-from serve_app.models.divided.division import bare
 from serve_app.models.load import load_causal_lm
 from serve_app.models.loading import check, kept
 from serve_app.models.loading.folder import UnsupportedModel
 from serve_app.models.loading.miniature import Sizes, scale_down
-from serve_app.models.loading.observe import Unservable, refuse_state
 from tests import tiny
 
 
@@ -98,26 +96,18 @@ def test_a_wrong_rotation_is_seen(monkeypatch):
     assert "differs by" in check.compare(Phi3ForCausalLM, config).differs
 
 
-def test_state_that_is_not_kept_is_refused_by_name():
-    config = FalconH1Config(mamba_d_ssm=64, mamba_n_heads=8, mamba_d_head=8)
-    assert "keeps state" in check.compare(FalconH1ForCausalLM, config).differs
+@pytest.mark.parametrize("family", ["MiniMax", "RecurrentGemma", "DeepseekV32"])
+def test_state_that_is_not_kept_is_refused_by_name(family):
+    model_class = getattr(transformers, f"{family}ForCausalLM")
+    differs = check.compare(model_class, model_class.config_class()).differs
+    assert f"{family}" in differs and "keeps something of a text that is neither" in differs
 
 
-@pytest.mark.parametrize(
-    ("family", "what"),
-    [
-        ("Qwen3Next", "Qwen3NextGatedDeltaNet"), ("GraniteMoeHybrid", "GraniteMoeHybridMambaLayer"),
-        ("NemotronH", "NemotronHMamba2Mixer"), ("KimiLinear", "Conv1d"),
-    ],
-)  # fmt: skip
-def test_hybrid_families_are_refused_with_what_is_missing(family, what):
-    """At the sizes that transformers gives them, on a device without memory."""
-    more = {"layer_types": ["mamba", "attention"]} if family == "GraniteMoeHybrid" else {}
-    more |= {} if family == "NemotronH" else {"num_hidden_layers": 2}
-    config = getattr(transformers, f"{family}Config")(**more)
-    module = bare(getattr(transformers, f"{family}ForCausalLM"), config)
-    with pytest.raises(Unservable, match=f"{what} keeps state between tokens .* which the paged cache does not hold"):
-        refuse_state(module)
+def test_a_state_that_is_lost_between_passes_is_seen(monkeypatch):
+    """Each token and each piece of a text would begin anew."""
+    monkeypatch.setattr("serve_app.models.stateful.TextStates.get_recurrent_state", lambda *_, **__: None)
+    config = Qwen3NextConfig(num_hidden_layers=4)
+    assert "differs by" in check.compare(Qwen3NextForCausalLM, config).differs
 
 
 def test_scaling_down_keeps_kinds_of_layers_and_thresholds():

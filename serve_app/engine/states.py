@@ -1,0 +1,101 @@
+"""What layers keep of a text beside keys and values: recurrent and convolutional states, one of each for a whole text.
+
+Keys and values of a token stay as they are; a state is overwritten by the next token. So states lie in *slots*, each of
+which has those of all layers after one text's first so many tokens::
+
+    slot 0    belongs to nobody: what batches without a text's state write to
+    slot n    [layer 0: conv, recurrent | layer 1: ... ]
+
+A pass reads a text's states from one slot and writes those after its last row to another one, or to the same.
+:mod:`serve_app.engine.state_slots` says which.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from serve_app.engine.gpu.staging import to_device
+
+if TYPE_CHECKING:
+    from serve_app.engine.step import Scheduled
+
+
+@dataclass(slots=True, frozen=True)
+class StatePart:
+    """One tensor of a text's state: the ``number``-th ``kind`` (``conv`` or ``recurrent``) of ``layer``."""
+
+    layer: int
+    kind: str
+    number: int
+    size: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.size) * self.dtype.itemsize
+
+
+@dataclass(slots=True, frozen=True)
+class StateShape:
+    """All that a model's layers keep of one text."""
+
+    parts: tuple[StatePart, ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        """Of one slot."""
+        return sum(part.bytes for part in self.parts)
+
+    def allocate(self, slots: int, device: str | torch.device) -> list[Tensor]:
+        """Zeros, of each part [slots, *size]."""
+        return [torch.zeros((slots, *part.size), dtype=part.dtype, device=device) for part in self.parts]
+
+
+@dataclass(slots=True, frozen=True)
+class Rows:
+    """Rows of a batch that go through a layer with a state together: those of one text from ``begin`` on, or one of
+    each of several. ``reads`` and ``writes`` [texts] int64 are slots; ``reads`` None: before the texts is nothing."""
+
+    begin: int
+    count: int
+    reads: Tensor | None
+    writes: Tensor
+    index: Tensor | None = None  # [texts] int64: the rows of several texts
+
+
+@dataclass(slots=True)
+class BatchStates:
+    """How a batch's rows find their texts' states."""
+
+    rows: list[Rows] = field(default_factory=list)
+
+
+def place_states(scheduled: Sequence[Scheduled], query_start: np.ndarray, device: torch.device) -> BatchStates:
+    """Texts of which one row is computed behind others go together, all others one by one."""
+    found, single = [], []
+    for begin, s in zip(query_start.tolist(), scheduled, strict=False):
+        request = s.request
+        reads = request.state if s.start else 0
+        writes = request.state_next or request.state
+        if not writes:
+            raise RuntimeError(f"request {request.id} has no slot for its states")
+        if s.count == 1 and reads:
+            single.append((begin, reads, writes))
+        else:
+            found.append((begin, s.count, reads, writes))
+    rows = []
+    if single:
+        columns = [np.array(column, np.int64) for column in zip(*single, strict=True)]
+        index, behind, targets = to_device(columns, device)
+        rows.append(Rows(0, len(single), behind, targets, index))
+    for begin, count, read, write in found:
+        slots = to_device([np.array([read], np.int64), np.array([write], np.int64)], device)
+        rows.append(Rows(begin, count, slots[0] if read else None, slots[1]))
+    return BatchStates(rows)
