@@ -1,5 +1,5 @@
 """``python -m benchmarks planned``: what a plan for a CPU says of weights, cache and activations, beside what a worker
-then holds, over 32 small models and settings. Bytes are counted where they lie, however busy the machine is.
+then holds, over 40 small models and settings. Bytes are counted where they lie, however busy the machine is.
 """
 
 from __future__ import annotations
@@ -36,10 +36,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 128,
         "first_k_dense_replace": 1, "q_lora_rank": 64, "kv_lora_rank": 64, "qk_rope_head_dim": 16,
         "qk_nope_head_dim": 48, "v_head_dim": 64, "num_key_value_heads": 4}),
+    "qwen3-next": ("Qwen3Next", {
+        "num_experts": 4, "moe_intermediate_size": 128, "shared_expert_intermediate_size": 128, **EXPERTS,
+        "layer_types": ["linear_attention", "full_attention"], "linear_num_value_heads": 32,
+        "linear_num_key_heads": 16, "linear_key_head_dim": 16, "linear_value_head_dim": 16}),
+    "granite hybrid": ("GraniteMoeHybrid", {
+        "num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 256, "mamba_n_heads": 32,
+        "mamba_d_head": 16, "mamba_d_state": 48, "layer_types": ["mamba", "attention"]}),
 }  # fmt: skip
 SETTINGS = [("bfloat16", "none"), ("float32", "none"), ("bfloat16", "int8"), ("bfloat16", "int4")]
 CACHE_BYTES = 4 << 20
-ROWS = 448
+ROWS, SEQUENCES = 448, 2
 
 
 @dataclass(slots=True)
@@ -77,16 +84,18 @@ def compare(folder: Path, family: str, dtype: str, quantization: str) -> Compare
     from serve_app.models.load import load_causal_lm
 
     model = load_causal_lm(folder, dtype=dtype, quantization=quantization)
-    engine = build_engine(model, EngineLimits(kv_cache_bytes=CACHE_BYTES))
+    engine = build_engine(model, EngineLimits(kv_cache_bytes=CACHE_BYTES, max_num_seqs=SEQUENCES))
     plan = planned(folder, dtype, quantization)
-    kept = sum(plane.nbytes for plane in engine.runner.kv.planes)
+    cache = engine.runner.kv
+    kept = sum(plane.nbytes for plane in (*cache.planes, *cache.states))
     blocks = plan.tokens // 32 + 1
+    states = (plan.slots.count + bool(plan.slots.count)) * plan.model.state_bytes  # the first is nobody's
     taken = None if isinstance(model.forward, Decoder) else step_bytes(model)
     return Compared(
         family, dtype, quantization,
         weights=plan.model.weight_bytes / model.report["weight_bytes"],
         tokens=plan.tokens / model.report["kv_cache_tokens"],
-        cache=blocks * 32 * plan.token_bytes / kept,
+        cache=(blocks * 32 * plan.token_bytes + states) / kept,
         activations=None if taken is None else plan.ranks[0].activations / taken,
     )  # fmt: skip
 
@@ -95,7 +104,7 @@ def planned(folder: Path, dtype: str, quantization: str) -> Plan:
     config = json.loads((folder / "config.json").read_text())
     held = Held(dtype, quantization, panels_here())
     model = plan_model("x", config, read_headers(folder), item=4 if dtype == "float32" else 2, held=held)
-    asked = ServingTarget(cpu(1 << 33), batch_tokens=ROWS, sequences=2, kv_cache_bytes=CACHE_BYTES)
+    asked = ServingTarget(cpu(1 << 33), batch_tokens=ROWS, sequences=SEQUENCES, kv_cache_bytes=CACHE_BYTES)
     return make_plan(model, asked, Split())
 
 
@@ -115,6 +124,7 @@ def step_bytes(model: Any) -> int:
         request = Request(str(index), ids, each, SamplingParams(), b"")
         first = 1 + index * each // BLOCK_TOKENS
         request.blocks = list(range(first, first + each // BLOCK_TOKENS))
+        request.state = 1 + index
         scheduled.append(Scheduled(request, 0, each, 1))
     # Outside of inference mode, in which operators are not seen one by one.
     with torch.no_grad():

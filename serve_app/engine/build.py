@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from serve_app.costs.states import share_out
 from serve_app.engine.blocks import BLOCK_TOKENS, BlockPool, blocks_for
 from serve_app.engine.engine import Engine
 from serve_app.engine.gpu.graphs import DecodeGraphs
@@ -21,9 +22,6 @@ from serve_app.engine.scheduler import Scheduler
 from serve_app.engine.scores import score_rows
 from serve_app.engine.state_slots import StateSlots
 from serve_app.kernels.gpu.backend import operators
-
-# Of texts that others may begin like, where nothing else says how many.
-KEPT_STATES = 64
 
 # Of each text, where blocks hold nothing and nothing else bounds its length.
 NAMED_TOKENS = 1 << 17
@@ -64,29 +62,15 @@ def num_blocks(limits: EngineLimits, block_bytes: int) -> int:
 
 
 def with_states(limits: EngineLimits, shape: KVShape) -> EngineLimits:
-    """``limits`` with slots of states for a model that keeps any: two for each running text, and others for those that
-    begin alike. They take half of the cache's budget at most, for which fewer texts may run at once. Raises ValueError
-    where not even one could.
+    """``limits`` with slots for a model whose layers keep states, which take their part of the cache's budget. Raises
+    :class:`~serve_app.costs.states.NoRoom`.
     """
-    size = shape.states.bytes
+    size, budget = shape.states.bytes, limits.kv_cache_bytes
     if not size or limits.state_slots:
         return limits
-    wanted = 2 * limits.max_num_seqs + KEPT_STATES
-    if not limits.kv_cache_bytes:
-        return replace(limits, state_slots=wanted)
-    fits = limits.kv_cache_bytes // 2 // size
-    if fits < 3:
-        raise ValueError(
-            f"a cache of {limits.kv_cache_bytes / 2**20:.0f} MiB does not hold the states of one text and one that is "
-            f"kept: that are three of {size / 2**20:.1f} MiB, for which half of it is left; raise kv_cache_bytes"
-        )
-    slots = min(fits, wanted)
-    return replace(
-        limits,
-        state_slots=slots,
-        max_num_seqs=min(limits.max_num_seqs, (slots - 1) // 2),
-        kv_cache_bytes=limits.kv_cache_bytes - slots * size,
-    )
+    slots = share_out(budget, size, limits.max_num_seqs)
+    left = budget - slots.count * size if budget else 0
+    return replace(limits, state_slots=slots.count, max_num_seqs=slots.texts, kv_cache_bytes=left)
 
 
 def gpu_cache_bytes(model: CausalModel, limits: EngineLimits, utilization: float, media: int = 0) -> int:

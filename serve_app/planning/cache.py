@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -34,26 +35,31 @@ class LayerCache:
         return (min(tokens, self.bound) if self.bound else tokens) * self.rank_bytes(ranks) + self.state
 
 
-def layer_caches(full: Any, item: float, *, latent: bool) -> list[LayerCache]:
+# Kinds of layers without keys and values.
+_WITHOUT = {"linear_attention", "mamba", "conv", "recurrent", "mlp", "moe"}
+
+
+def layer_caches(full: Any, item: float, *, latent: bool, states: Mapping[int, int] | None = None) -> list[LayerCache]:
     """``full``: transformers' configuration with its defaults; ``item``: bytes of a number. ``latent``: whether a
     layer with latent attention keeps the latent (DeepSeek-V2, arXiv 2405.04434, section 2.1.4) or every head's keys and
-    values, each as wide as the wider of the two.
+    values, each as wide as the wider of the two. ``states``: bytes of a text's state by layer.
     """
     text = full.get_text_config()
     count = int(_first(text, "num_hidden_layers", "n_layer", "n_layers", "num_layers"))
     kinds = list(getattr(text, "layer_types", None) or [])
     if len(kinds) != count:
         kinds = [_whole_model(text)] * count
-    return [_layer(text, kinds[i], i, item, latent) for i in range(count)]
+    found = [_layer(text, kind, item, latent) for kind in kinds]
+    return [replace(layer, state=(states or {}).get(index, 0)) for index, layer in enumerate(found)]
 
 
 def _whole_model(text: Any) -> str:
     return "sliding_attention" if getattr(text, "sliding_window", None) else "full_attention"
 
 
-def _layer(text: Any, kind: str, index: int, item: float, latent: bool) -> LayerCache:
-    if kind in ("linear_attention", "mamba", "conv", "recurrent"):
-        return LayerCache(kind, state=_state_bytes(text, kind))
+def _layer(text: Any, kind: str, item: float, latent: bool) -> LayerCache:
+    if kind in _WITHOUT:
+        return LayerCache(kind)
     bound = 0
     if kind == "sliding_attention":
         bound = int(_first(text, "sliding_window", "window_size") or 0)
@@ -76,21 +82,6 @@ def _layer(text: Any, kind: str, index: int, item: float, latent: bool) -> Layer
         dim = int(text.global_head_dim)
         heads = int(getattr(text, "num_global_key_value_heads", None) or heads)
     return LayerCache(kind, heads, int(2 * dim * item), bound=bound)
-
-
-def _state_bytes(text: Any, kind: str) -> int:
-    """Of one layer's recurrent and convolutional state in float32, as far as the configuration says."""
-    if kind == "linear_attention" and getattr(text, "linear_num_value_heads", None):
-        values = text.linear_num_value_heads * text.linear_value_head_dim
-        keys = text.linear_num_key_heads * text.linear_key_head_dim
-        kept = getattr(text, "linear_conv_kernel_dim", 4) - 1
-        return int(4 * (values * text.linear_key_head_dim + kept * (2 * keys + values)))
-    if kind == "mamba":
-        heads, dim = _first(text, "mamba_n_heads", "mamba_num_heads"), _first(text, "mamba_d_head", "mamba_head_dim")
-        state = _first(text, "mamba_d_state", "ssm_state_size")
-        if heads and dim and state:
-            return int(4 * heads * dim * state)
-    return 0
 
 
 def _first(text: Any, *names: str) -> Any:

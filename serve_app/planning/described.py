@@ -11,6 +11,7 @@ from serve_app.planning.tensors import NoTensors, Tensor
 
 if TYPE_CHECKING:
     from serve_app.models.encoding import Encoding
+    from serve_app.models.stateful import StateNeeds
 
 
 def full_config(config: dict[str, Any]) -> Any:
@@ -19,9 +20,20 @@ def full_config(config: dict[str, Any]) -> Any:
 
     rest = {key: value for key, value in config.items() if key not in ("model_type", "quantization_config")}
     try:
-        return AutoConfig.for_model(config["model_type"], **rest)
+        return AutoConfig.for_model(config["model_type"], **_with_floats(rest))
     except Exception as error:  # configurations object in any way they like
         raise NoTensors(f"config.json is none of the installed transformers' ({str(error)[:200]})") from error
+
+
+def _with_floats(values: Any) -> Any:
+    """As transformers reads what JSON has no number for: ``{"__float__": "Infinity"}``."""
+    if isinstance(values, list):
+        return [_with_floats(value) for value in values]
+    if not isinstance(values, dict):
+        return values
+    if values.keys() == {"__float__"}:
+        return float(values["__float__"])
+    return {key: _with_floats(value) for key, value in values.items()}
 
 
 def without_weights(config: dict[str, Any], full: Any, dtype: str = "bfloat16") -> Any:
@@ -38,6 +50,23 @@ def without_weights(config: dict[str, Any], full: Any, dtype: str = "bfloat16") 
         return bare_module(names[0], full, getattr(torch, dtype))
     except Exception as error:  # models object in any way they like
         raise NoTensors(f"{names[0]} can't be built from config.json ({str(error)[:200]})") from error
+
+
+def states(config: dict[str, Any], full: Any, dtype: str) -> StateNeeds | None:
+    """Of a model whose layers keep states. Raises :class:`NoTensors`."""
+    import torch
+    import transformers
+
+    from serve_app.models.stateful import keeps_states, state_needs
+
+    found = getattr(transformers, (config.get("architectures") or [""])[0], None)
+    if found is None or not keeps_states(found):
+        return None
+    module = without_weights(config, full, dtype)
+    try:
+        return state_needs(module, int(full.get_text_config().hidden_size), getattr(torch, dtype))
+    except Exception as error:  # models object in any way they like
+        raise NoTensors(f"what its layers keep can't be told from config.json ({str(error)[:200]})") from error
 
 
 def encoded(config: dict[str, Any], full: Any, folder: Path | None, dtype: str) -> dict[str, Encoding]:

@@ -38,9 +38,9 @@ def panels_here() -> bool:
     return bool(torch.cpu._is_avx512_bf16_supported())
 
 
-def as_held(tensors: Iterable[Tensor], held: Held) -> list[Tensor]:
+def as_held(tensors: Iterable[Tensor], held: Held, *, routers: bool = True) -> list[Tensor]:
     """``tensors`` with the bytes that they take once loaded. A head that is tied to the embedding is packed beside
-    it.
+    it. ``routers``: whether these are packed as well, as in our own pass over layers.
     """
     dtype, panels = held.dtype, held.panels
     quantization = held.quantization if panels and dtype == "bfloat16" else "none"
@@ -55,7 +55,7 @@ def as_held(tensors: Iterable[Tensor], held: Held) -> list[Tensor]:
     each = COMPACT_BYTES if packed > COMPACT_ABOVE_BYTES else 2.0
 
     def size(tensor: Tensor) -> int:
-        if not _is_linear(tensor):
+        if not _is_linear(tensor) or (tensor.role == "routers" and not routers):
             return tensor.values * item
         fits = whole if tensor.role == "experts" else tensor.shape[-1] % GROUP == 0
         if quantization != "none" and tensor.role != "routers" and fits:
@@ -67,7 +67,8 @@ def as_held(tensors: Iterable[Tensor], held: Held) -> list[Tensor]:
 
 
 def _is_linear(tensor: Tensor) -> bool:
-    return tensor.role in _LINEARS and len(tensor.shape) >= 2 and not tensor.name.endswith("bias")
+    other = tensor.name.endswith("bias") or ".conv" in tensor.name
+    return tensor.role in _LINEARS and len(tensor.shape) >= 2 and not other
 
 
 def _padded(tensor: Tensor) -> int:

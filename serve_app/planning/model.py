@@ -55,12 +55,19 @@ class Model:
     tied: bool
     dropped: int  # bytes of layers that are in the files and are not served, as those that draft
     media: dict[str, Encoding] = field(default_factory=dict)
+    # Bytes that a step takes within a layer with a state: at all, and for each row.
+    recurrence: tuple[float, float] = (0.0, 0.0)
     item: int = 2  # bytes of a number that layers compute with
 
     @property
     def kv_heads(self) -> int:
         """Of a layer, the fewest; 0 where they lie as latents."""
         return min((cache.heads for cache in self.caches if cache.heads), default=0)
+
+    @property
+    def state_bytes(self) -> int:
+        """What layers keep of one text beside keys and values, however long it is."""
+        return sum(cache.state for cache in self.caches)
 
     @property
     def weight_bytes(self) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from serve_app.costs.states import NoRoom, Slots, share_out
 from serve_app.planning.devices import Device
 from serve_app.planning.model import Model
 from serve_app.planning.ranks import DoesNotDivide, Rank, Split, divide
@@ -83,13 +84,22 @@ class Plan:
 
     def streams(self, context: int) -> int:
         """Texts of ``context`` tokens that fit at the same time, every layer keeping every token."""
-        return self.tokens // context
+        fit = self.tokens // context
+        return min(fit, self.slots.texts) if self.model.state_bytes else fit
+
+    @property
+    def slots(self) -> Slots:
+        """Of states, and how many texts may run with them; none of a model that keeps none."""
+        if not self.model.state_bytes:
+            return Slots(0, self.asked.sequences)
+        return share_out(self.left[0], self.model.state_bytes, self.asked.sequences)
 
     def _tokens_of(self, stage: int) -> int:
         rank = self.ranks[stage]
         caches = self.model.caches[rank.first : rank.last]
         block = BLOCK_TOKENS * sum(cache.rank_bytes(self.split.tensor) for cache in caches)
-        return max(0, self.left[stage] // block - 1) * BLOCK_TOKENS if block else 1 << 40
+        left = self.left[stage] - self.slots.count * self.model.state_bytes
+        return max(0, left // block - 1) * BLOCK_TOKENS if block else 1 << 40
 
     def _holds(self, texts: int, tokens: int) -> bool:
         for rank, left in zip(self.ranks, self.left, strict=True):
@@ -113,6 +123,8 @@ def make_plan(model: Model, asked: ServingTarget, split: Split) -> Plan:
     """The plan of one split. Raises :class:`DoesNotDivide` and :class:`DoesNotFit`."""
     if split.expert and not model.experts:
         raise DoesNotDivide(f"{model.name} has no experts to divide")
+    if model.state_bytes and split.tensor * split.pipeline > 1:
+        raise DoesNotDivide(f"{model.name} has layers that keep states, which several ranks can't divide yet")
     device = asked.device
     ranks = divide(model, split, batch_tokens=asked.batch_tokens, sampled=asked.sequences, cpu=device.cpu)
     ranks[0].media = media_bytes(model, cpu=device.cpu)
@@ -128,6 +140,11 @@ def make_plan(model: Model, asked: ServingTarget, split: Split) -> Plan:
                 f"{asked.utilization:.0%} of {device.memory / 2**30:.1f} GiB leave"
             )
         left.append(asked.kv_cache_bytes or room)
+    if model.state_bytes:
+        try:
+            share_out(left[0], model.state_bytes, asked.sequences)
+        except NoRoom as reason:
+            raise DoesNotFit(f"{split}: {reason}") from None
     plan = Plan(model, asked, split, ranks, left, Rates(0, 0, asked.context, 0, 0))
     streams = min(WANTED_STREAMS, asked.sequences, plan.streams(asked.context))
     plan.rates = rates(model, split, ranks, device, streams=streams, context=asked.context)
@@ -195,7 +212,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
             "bytes_per_far_token": plan.far_token_bytes, "tokens": plan.tokens,
             "tokens_of_one_text": plan.tokens_of_one_text, "block_tokens": BLOCK_TOKENS,
             "streams": plan.streams(asked.context), "context": asked.context,
-            "state_bytes_per_text": sum(cache.state for cache in model.caches),
+            "state_bytes_per_text": model.state_bytes, "states": plan.slots.count, "texts": plan.slots.texts,
         },
         "rates": {
             "single": round(plan.rates.single, 1), "streams": plan.rates.streams,

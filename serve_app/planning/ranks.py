@@ -160,7 +160,7 @@ def bound_on_cpus(model: Model, split: Split, tokens: int) -> int:
     # Of each choice: what enters and comes out, as it is and in the order of experts; gates and ups, cut off at limits.
     each = 4 * model.hidden + 7 * model.moe_inner // split.tensor
     mixture = item * model.chosen * each if model.experts else 0
-    return tokens * (2 * item * model.hidden + max(attention, dense, mixture))
+    return tokens * 2 * item * model.hidden + max(tokens * max(attention, dense, mixture), _recurrence(model, tokens))
 
 
 def activation_bytes(model: Model, split: Split, tokens: int) -> int:
@@ -174,4 +174,10 @@ def activation_bytes(model: Model, split: Split, tokens: int) -> int:
     dense = max(normed + 2 * inner, 3 * inner)
     # Of each choice: what enters, gate and up, and what comes out.
     moe = normed + 2 * model.chosen * (2 * model.hidden + 2 * model.moe_inner // split.tensor) if model.experts else 0
-    return tokens * (2 * model.hidden + max(attention, dense, moe))
+    return tokens * 2 * model.hidden + max(tokens * max(attention, dense, moe), _recurrence(model, tokens))
+
+
+def _recurrence(model: Model, tokens: int) -> int:
+    """Of one layer with a state."""
+    fixed, each = model.recurrence
+    return int(fixed + each * tokens)

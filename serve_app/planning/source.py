@@ -10,7 +10,7 @@ from serve_app.catalog.errors import CatalogError
 from serve_app.catalog.load import load_catalog
 from serve_app.catalog.records import ModelRecord
 from serve_app.planning.cache import layer_caches
-from serve_app.planning.described import describe, encoded, full_config
+from serve_app.planning.described import describe, encoded, full_config, states
 from serve_app.planning.formats import read_format
 from serve_app.planning.held import LATENT, Held, as_held
 from serve_app.planning.model import Model, build
@@ -57,14 +57,19 @@ def plan_model(
             tensors = describe(config, full, read_format(described))
         except ValueError as error:
             raise NoTensors(str(error)) from error
+    dtype = held.dtype if held is not None else "bfloat16"
+    needs = states(config, full, dtype)
     latent = True
     if held is not None:
         latent = full.get_text_config().model_type in LATENT and held.quantization == "none"
-        tensors = as_held(tensors, held)
-    model = build(name, full, tensors, layer_caches(full, item, latent=latent))
+        tensors = as_held(tensors, held, routers=needs is None)
+    caches = layer_caches(full, item, latent=latent, states=needs.states if needs is not None else None)
+    model = build(name, full, tensors, caches)
+    if needs is not None:
+        model.recurrence = needs.fixed, needs.each
     if held is not None and held.dtype == "float32":
         model.item = 4
-    model.media = encoded(config, full, folder, held.dtype if held is not None else "bfloat16")
+    model.media = encoded(config, full, folder, dtype)
     return model
 
 

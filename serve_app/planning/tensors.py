@@ -18,14 +18,14 @@ _ITEM_BITS = {
 ROLES = (
     ("vision", r"(^|\.)(vision|visual|audio|image|multi_modal|multimodal|mm_projector)"),
     ("norms", r"(norm|ln_\w+|layernorm)[^.]*(\.(weight|bias))?$"),
-    ("experts", r"\.experts(\.|$)"),
+    ("experts", r"\.experts(\.|$)|\.block_sparse_moe\.(input|output)_linear\."),
     ("shared experts", r"shared_expert"),
     ("routers", r"\.(gate|router)(\.|$)"),
     ("latent projections", r"\.(q_a_proj|kv_a_proj_with_mqa)\."),
     ("embedding", r"(^|\.)(embed_tokens|wte|word_embeddings|embed_in)\."),
     ("head", r"^(lm_head|embed_out|language_model\.lm_head)\."),
-    ("attention", r"\.(self_attn|attn|attention|self_attention|linear_attn|mixer|mamba)\."),
-    ("mlp", r"\.(mlp|feed_forward|ffn|block_sparse_moe|moe)\."),
+    ("attention", r"\.(self_attn|attn|attention|self_attention|linear_attn|mixer|mamba|conv)\."),
+    ("mlp", r"\.(mlp|shared_mlp|feed_forward|ffn|block_sparse_moe|moe)\."),
 )
 _PATTERNS = [(role, re.compile(pattern)) for role, pattern in ROLES]
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")

@@ -121,7 +121,7 @@ class EngineWork:
                 return running.failed()
             missing = len(running.request.tokens) - 1 - stored.covered
             # Without a pool nothing comes from a prefill.
-            near = told or self._reader.client.away
+            near = told or self._reader.client.away or not self._reader.pooled
             if not near and call.prefill_above is not None and missing >= call.prefill_above:
                 running.found = stored.covered
                 self.requests.park(running)

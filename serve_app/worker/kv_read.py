@@ -129,6 +129,8 @@ class PoolReader:
         self._engine, self._engine_loop = engine, engine_loop
         client.costs.prefill, client.costs.copies = engine.meter.prefill, engine.runner.kv.copies
         client.busy_s = lambda: engine.scheduler.queued_tokens * client.costs.token_seconds
+        # Chunks have keys and values alone: where layers keep states beside them, there is nothing to go on from.
+        self.pooled = not engine.runner.kv.states
         self._arrived = 0  # tokens whose K/V are here and wait to be copied
         self._tasks = Tasks()
 
@@ -153,7 +155,8 @@ class PoolReader:
         own = self._own(request)
         # Of a batch those that share a prefix come here one after another: less than a chunk is not worth the pool's
         # time, on the way there and back.
-        if request.share is not None and not request.prefill_only and wanted - own < CHUNK_TOKENS:
+        small = request.share is not None and not request.prefill_only and wanted - own < CHUNK_TOKENS
+        if small or not self.pooled:
             return Stored(None, own, None)
         if own >= wanted and not request.prefill_only:
             self._tasks.start(self._correct(request.id, request.keys))
@@ -179,6 +182,8 @@ class PoolReader:
 
     async def computed(self, prompt: Prompt) -> Stored:
         """Of a prompt that is computed whatever is stored: only what the pool need not be given again."""
+        if not self.pooled:
+            return Stored(None, 0, None)
         held = await self.client.touch(prompt.request.keys, prompt.tail_keys)
         return Stored(None, 0, held or 0)
 
@@ -267,7 +272,9 @@ class PoolReader:
 
     def _own(self, request: Request) -> int:
         """Tokens of the request's prompt in the engine's own cache, from the first on."""
-        return len(self._engine.scheduler.blocks.match(request.keys)) * BLOCK_TOKENS
+        scheduler = self._engine.scheduler
+        held = len(scheduler.blocks.match(request.keys))
+        return scheduler.states.match(request.keys[:held]) * BLOCK_TOKENS
 
     def _piece(self, fetched: Fetched) -> Any:
         import torch

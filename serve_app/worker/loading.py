@@ -155,7 +155,7 @@ def load_engine(
     publisher = publish(model.kv_shape.layout)
 
     def plug_in(engine: Engine) -> None:
-        if spec.publish:
+        if spec.publish and not engine.runner.kv.states:
             engine.exporter = ChunkExporter(engine.runner.kv, publisher.emit)
         drafting = drafter.plug_in(engine) if drafter is not None else None
         if proposers := _proposers(spec, drafting):

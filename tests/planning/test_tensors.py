@@ -48,6 +48,9 @@ def test_a_damaged_header_is_named(tmp_path):
         ("model.layers.0.mlp.gate_proj.weight", "mlp"),
         ("model.layers.0.mlp.shared_experts.up_proj.weight", "shared experts"),
         ("model.layers.0.block_sparse_moe.experts.0.w1.weight", "experts"),
+        ("model.layers.0.block_sparse_moe.input_linear.weight", "experts"),
+        ("model.layers.0.shared_mlp.input_linear.weight", "mlp"),
+        ("model.layers.0.mamba.in_proj.weight", "attention"),
         ("transformer.h.3.attn.c_attn.weight", "attention"),
         ("vision_model.model.layers.0.self_attn.q_proj.weight", "vision"),
         ("model.something.weight", "others"),
@@ -87,12 +90,9 @@ def test_what_layers_remember():
     sizes = {"kv_lora_rank": 32, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 20}
     assert layer_caches(config(**sizes), 2, latent=True)[0].rank_bytes(8) == (32 + 8) * 2
     assert layer_caches(config(**sizes), 2, latent=False)[0].token_bytes == 8 * 2 * 24 * 2
-    hybrid = config(
-        layer_types=["linear_attention", "full_attention"], linear_num_value_heads=4, linear_value_head_dim=8,
-        linear_num_key_heads=2, linear_key_head_dim=8,
-    )  # fmt: skip
-    state = layer_caches(hybrid, 2, latent=True)[0]
-    assert state.token_bytes == 0 and state.text_bytes(1) == state.text_bytes(1000) == 4 * (32 * 8 + 3 * (32 + 32))
+    hybrid = config(layer_types=["linear_attention", "full_attention"])
+    state, keys = layer_caches(hybrid, 2, latent=True, states={0: 4096})
+    assert state.token_bytes == 0 and state.text_bytes(1) == state.text_bytes(1000) == 4096 and keys.state == 0
 
 
 def test_stages_hold_as_evenly_as_layers_allow():

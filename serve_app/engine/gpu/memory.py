@@ -12,6 +12,7 @@ from serve_app.engine.kv_cache import KVCache, KVShape
 from serve_app.engine.penalties import SampleRow
 from serve_app.engine.runner import Forward
 from serve_app.engine.sampling import draw_tokens
+from serve_app.engine.states import BatchStates, Rows
 from serve_app.engine.step import Batch
 from serve_app.sampling_params import SamplingParams
 
@@ -106,4 +107,14 @@ def largest_batch(kv: KVCache, max_batch_tokens: int, max_num_seqs: int, max_mod
         max_seq_len=max(lengths),
         total_seq_len=sum(lengths),
         kv=kv,
+        states=_states(lengths, device) if kv.states else None,
     )
+
+
+def _states(lengths: list[int], device: torch.device) -> BatchStates:
+    """Of texts that begin with the batch and write their states to slot 0."""
+    nobody, begin, rows = torch.zeros(1, dtype=torch.int64, device=device), 0, []
+    for length in lengths:
+        rows.append(Rows(begin, length, None, nobody))
+        begin += length
+    return BatchStates(rows)

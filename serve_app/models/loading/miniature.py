@@ -178,11 +178,12 @@ def _scaled(config: Any, sizes: Sizes) -> dict[str, Any]:
 
 def _fit_recurrences(values: dict[str, Any], original: dict[str, Any]) -> None:
     """Numbers of recurrences that follow from others."""
-    hidden = values.get("hidden_size")
+    hidden = int(values.get("hidden_size") or 0)
     if {"expand", "num_heads", "head_dim"} <= values.keys():  # Mamba 2
         values["num_heads"] = values["expand"] * hidden // values["head_dim"]
-    if values.get("mamba_d_ssm") and {"mamba_n_heads", "mamba_d_head"} <= values.keys():  # Falcon H1
-        values["mamba_n_heads"] = values["mamba_d_ssm"] // values["mamba_d_head"]
+    if {"mamba_n_heads", "mamba_d_head"} <= values.keys():  # Granite, Bamba; Falcon H1 names the product
+        inner = values.get("mamba_d_ssm") or values["mamba_expand"] * hidden
+        values["mamba_n_heads"] = inner // values["mamba_d_head"]
     if {"mamba_headdim", "n_mamba_heads"} <= values.keys():  # Zamba 2
         values["mamba_headdim"] = values["mamba_expand"] * hidden // values["n_mamba_heads"]
     if original.get("attention_hidden_size") == 2 * original.get("hidden_size", 0):

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import Qwen3NextForCausalLM
 
 from serve_app.engine.gpu.memory import RESERVE, Budget, NotEnoughMemory, draw_all, largest_batch
 from tests import tiny
@@ -61,3 +62,11 @@ def test_the_largest_batch_runs_and_touches_the_trash_block_only(tmp_path):
         assert draw_all(logits).shape == (8,)
     [plane] = kv.planes
     assert bool(plane[:, :, 0].any()) and not bool(plane[:, :, 1:].any())
+
+
+def test_the_largest_batch_writes_states_to_nobodys_slot(tmp_path):
+    model = tiny.load(tiny.write_small(tmp_path, Qwen3NextForCausalLM))
+    kv = model.kv_shape.allocate(3, "cpu")
+    with torch.inference_mode():
+        model.forward(largest_batch(kv, 70, 8, 40))
+    assert all(bool(part[0].any()) and not bool(part[1:].any()) for part in kv.states)
