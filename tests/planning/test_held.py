@@ -9,7 +9,6 @@ import pytest
 from benchmarks.engine.planned import compare, every, worst, write
 from tests.variants import some
 
-
 FAMILIES = ["llama, tied", "qwen3 moe", "deepseek", "granite hybrid"]
 
 
