@@ -36,6 +36,8 @@ from transformers import (
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
 )
 
 from serve_app.engine.blocks import BlockPool
@@ -131,12 +133,25 @@ MIXTURES = {
     ),
 }
 
+# Every second layer keeps a state.
+STATEFUL = {
+    "qwen3_next": (
+        Qwen3NextConfig,
+        Qwen3NextForCausalLM,
+        {
+            "full_attention_interval": 2, "head_dim": 32, "num_experts": 4, "num_experts_per_tok": 2,
+            "moe_intermediate_size": 48, "shared_expert_intermediate_size": 64, "linear_num_value_heads": 4,
+            "linear_num_key_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+        },
+    ),
+}  # fmt: skip
+
 
 def write_checkpoint(path: Path, family: str, *, seed: int = 0, **overrides: object) -> Path:
     """A random float32 checkpoint. Weights are spread wider than at initialisation so that greedy choices are
     clear-cut.
     """
-    config_class, model_class, extra = (FAMILIES | OTHERS | LATENT | MIXTURES)[family]
+    config_class, model_class, extra = (FAMILIES | OTHERS | LATENT | MIXTURES | STATEFUL)[family]
     torch.manual_seed(seed)
     model = model_class(config_class(**{**COMMON, **extra, **overrides}))
     with torch.no_grad():

@@ -155,6 +155,7 @@ class Teacher:
         for index, sample in enumerate(samples):
             count = blocks_for(len(sample.ids))
             request = Request(str(index), sample.ids, 1, SamplingParams(), b"", blocks=list(range(at, at + count)))
+            request.state = 1 + index
             at += count
             # The row of the last token is left out: what follows it was never written.
             scheduled.append(Scheduled(request, 0, len(sample.ids) - 1, len(sample.ids) - sample.prompt))

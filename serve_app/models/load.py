@@ -40,6 +40,7 @@ from serve_app.models.loading.prepare import prepare
 from serve_app.models.media import MediaEncoder
 from serve_app.models.mixtures.mixture import own_weights
 from serve_app.models.quantization import quantize_linears
+from serve_app.models.stateful import stateful_layers
 from serve_app.parallel.group import Group
 from serve_app.wire.ranks import RankLayer
 
@@ -213,6 +214,8 @@ def load_causal_lm(
         from serve_app.models.loading.compare import probe
 
         current = Current()
+        for layer in stateful_layers(module):
+            layer.current = current
         local = model.forward if part is None else part.local_of(model.forward)
         forward = model.shared(current.around(local))
         # A plug sees for itself what it replaces; adapters go where rows are tokens.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from serve_app.engine.states import BatchStates, Rows, StatePart, StateShape
 from serve_app.models.attention import Carrier
+from serve_app.models.linears import Current
 from serve_app.models.peak import peak_bytes
 
 # Calls by which a module shows that it keeps a state, and the arguments by which it gets the cache.
@@ -87,6 +88,8 @@ class StatefulLayer:
     carrier: Carrier
     # Takes one token at a time behind a state, as Mamba's first recurrence does.
     single: bool = False
+    # Where linears within it look for the batch.
+    current: Current | None = None
     seen: TextStates | None = None
     parts: dict[tuple[str, int], int] = field(default_factory=dict)
     shape: StateShape = field(default_factory=StateShape)
@@ -103,9 +106,26 @@ class StatefulLayer:
             return self._texts(batch, states.rows[0], given)
         found: Any = None
         for part in states.rows:
-            out = self._texts(batch, part, {name: _rows(value, rows, part) for name, value in given.items()})
+            with self._within(batch, part):
+                out = self._texts(batch, part, {name: _rows(value, rows, part) for name, value in given.items()})
             found = _put(found, out, rows, part)
         return found
+
+    @contextmanager
+    def _within(self, batch: Any, rows: Rows) -> Iterator[None]:
+        """Linears get the ``rows`` of ``batch`` alone."""
+        if self.current is None:
+            yield
+            return
+        index = rows.index if rows.index is not None else slice(rows.begin, rows.begin + rows.count)
+        adapters = None if batch.adapters is None else batch.adapters[index]
+        self.current.batch = replace(
+            batch, input_ids=batch.input_ids[index], adapters=adapters, tiles=None, sampled_tiles=None
+        )
+        try:
+            yield
+        finally:
+            self.current.batch = batch
 
     def _texts(self, batch: Any, rows: Rows, given: dict[str, Any]) -> Any:
         """The module on the ``rows`` that ``given`` has, with their states."""

@@ -25,7 +25,7 @@ from tests.variants import some
 
 NEW_TOKENS = 10
 ATTENTION = {"gpt2": ["c_attn"], "gpt_neox": ["query_key_value"], "phi3": ["qkv_proj"]}
-FAMILIES = [*tiny.FAMILIES, *tiny.OTHERS, *tiny.MIXTURES]
+FAMILIES = [*tiny.FAMILIES, *tiny.OTHERS, *tiny.MIXTURES, *tiny.STATEFUL]
 MIXTURES = ["mixtral", *tiny.MIXTURES]
 
 
@@ -86,7 +86,7 @@ def rows(count: int) -> list[tuple[int, list[int]]]:
     return [(index % 3, prompt) for index, prompt in enumerate(prompts() * 3)][:count]
 
 
-@pytest.fixture(scope="module", params=some(FAMILIES, "gemma2", "gpt_oss"))
+@pytest.fixture(scope="module", params=some(FAMILIES, "gemma2", "gpt_oss", "qwen3_next"))
 def family(request, tmp_path_factory):
     """A model with both adapters in its places, the requests, and what PEFT answers to each."""
     name, folder = request.param, tmp_path_factory.mktemp(request.param)
@@ -167,9 +167,14 @@ def test_chunks_preemption_and_prefix_hits(family):
 
 
 def test_drafts_are_verified_by_the_model_with_its_adapter(family):
-    """The drafts are the base's, which knows of no adapters."""
+    """The drafts are the base's, which knows of no adapters, or another's where the base can't draft."""
     models, wanted, folders = family
-    engine = tiny.make_engine(models[True], num_blocks=200, speculation=speculation(folders[0].parent / "base"))
+    draft = folders[0].parent / "base"
+    if models[True].kv_shape.states.parts:
+        with pytest.raises(ValueError, match="can't take back tokens that did not stand"):
+            speculation(draft)
+        draft = tiny.write_checkpoint(folders[0].parent / "draft", "llama")
+    engine = tiny.make_engine(models[True], num_blocks=200, speculation=speculation(draft))
     assert generate(engine, 10) == wanted
     assert engine.speculation.stats()["proposed_tokens"] > 0
 

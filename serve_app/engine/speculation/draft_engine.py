@@ -41,7 +41,14 @@ class DraftEngine:
         max_model_len: int = 4096,
         places: Mapping[str, int] | None = None,
     ) -> None:
-        """``places``: of the draft model's own adapters, by the digest of the target's that each goes with."""
+        """``places``: of the draft model's own adapters, by the digest of the target's that each goes with. Raises
+        ValueError for a model that can't take back what it has drafted.
+        """
+        if runner.kv.states:
+            raise ValueError(
+                "the draft model has layers that keep a state, which can't take back tokens that did not stand; draft "
+                "with a model of attention layers alone"
+            )
         self._runner = runner
         self._places = places or {}
         self._blocks = blocks

@@ -54,6 +54,10 @@ def attach_head(model: CausalModel, path: Path) -> EagleHead:
     own = model.kv_shape.same
     if own is None:
         raise UnsupportedModel(f"{path}: a head needs a target whose layers have K/V of one shape; draft with a model")
+    if model.kv_shape.states.parts:
+        raise UnsupportedModel(
+            f"{path}: a head does not go with a target whose layers keep states yet; draft with a model, or by look-up"
+        )
     config = read_head_config(path, len(model.kv_shape.layers), target.config.get_text_config().hidden_size)
     if (config.head_dim > own.head_dim and not own.shared) or config.q_heads % config.kv_heads:
         raise UnsupportedModel(
