@@ -130,3 +130,22 @@ def test_drafts(family, expected, options):
     assert stats["proposed_tokens"] > stats["accepted_tokens"] > 0
     # From states that were kept behind drafts.
     assert generate(engine, batch) == expected
+
+
+def test_questions_about_one_text_go_on_from_its_last_token(family):
+    """Which lies within a block: its states are kept under the name of what lies there."""
+    engine, rng = tiny.make_engine(family[0], num_blocks=200), random.Random(8)
+    text = [rng.randrange(3, 250) for _ in range(70)]
+    first = tiny.make_request("text", text, prefill_only=True)
+    first.shared = len(text)
+    engine.add(first)
+    assert tiny.run_all(engine) == {"text": []}
+    questions = [[*text, *(rng.randrange(3, 250) for _ in range(count))] for count in (1, 5, 40)]
+    for index, question in enumerate(questions):
+        request = tiny.make_request(str(index), question, max_tokens=8)
+        request.shared = len(text)
+        engine.add(request)
+    got = tiny.run_all(engine)
+    engine.scheduler.states.check()
+    assert [got[str(i)] for i in range(3)] == [tiny.reference_tokens(family[1], q, 8) for q in questions]
+    assert engine.stats.cached_tokens == 3 * len(text)
