@@ -1,4 +1,4 @@
-"""Drawn pictures with named colours and digits, and conversations about them: what pico-vision learns from."""
+"""Drawn pictures of coloured things, numbers and charts, and conversations about them: what pico-vision learns from."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ COLOURS = {
 DIGITS = 10
 MOST = 5
 NOTHING_TO_SEE = "Send me a picture."
-ONLY_SHAPES = "I only know drawn shapes, colours and digits."
+ONLY_SHAPES = "I only know drawn shapes, colours, numbers and charts."
+# Of a chart's bars, in pixels: far enough apart to be told by who looks.
+HEIGHTS = range(10, 52, 7)
+BARS = 5
+NUMBER_DIGITS = 3
 
 
 @dataclass(slots=True, frozen=True)
@@ -43,15 +47,81 @@ class Seen:
 
 def draw(rng: Random, count: int) -> tuple[Image.Image, list[Seen]]:
     """A picture of ``SIDE`` pixels with ``count`` things, in the order in which they are read."""
+    picture, pen = _empty(rng)
+    kinds = [*SHAPES] if rng.random() < 0.5 else rng.sample(SHAPES, 2)  # the same ones several times, for counting
+    things = [_thing(rng, pen, kinds, cell) for cell in sorted(rng.sample(range(CELLS * CELLS), count))]
+    return _seen(rng, picture), things
+
+
+@dataclass(slots=True, frozen=True)
+class View:
+    """``what``: things, number or chart; ``heights`` of a chart's bars, as ``things`` has them from left to right."""
+
+    picture: Image.Image
+    things: list[Seen]
+    what: str = "things"
+    heights: tuple[int, ...] = ()
+
+
+def view(rng: Random) -> View:
+    """A picture of any kind."""
+    kind = rng.random()
+    if kind < 0.5:
+        return View(*draw(rng, rng.randrange(1, MOST + 1)))
+    return draw_number(rng) if kind < 0.8 else draw_chart(rng)
+
+
+def draw_number(rng: Random) -> View:
+    """A number of one colour that fills much of the picture."""
+    picture, pen = _empty(rng)
+    count = rng.randrange(1, NUMBER_DIGITS + 1)
+    size = rng.uniform(20, {1: 46, 2: 38, 3: 28}[count])
+    step, colour = size * 0.68, rng.choice([*COLOURS])
+    paint = _paint(rng, colour)
+    left = rng.uniform(2 + step / 2, SIDE - 2 - step * (count - 0.5))
+    y = rng.uniform(2 + size / 2, SIDE - 2 - size / 2)
+    things = []
+    for place in range(count):
+        digit, x = str(rng.randrange(DIGITS)), left + place * step
+        pen.text((x * FINE, y * FINE), digit, fill=paint, font=_font(round(size * FINE)), anchor="mm")
+        things.append(Seen(digit, colour, place, (x - step / 2, y - size / 2, x + step / 2, y + size / 2)))
+    return View(_seen(rng, picture), things, "number")
+
+
+def draw_chart(rng: Random) -> View:
+    """Bars of different colours and heights on one line."""
+    picture, pen = _empty(rng)
+    count = rng.randrange(2, BARS + 1)
+    foot, width = rng.uniform(56, 60), rng.uniform(6, 9)
+    step = rng.uniform(width + 2, (SIDE - 8) / count)
+    left = rng.uniform(4, SIDE - 4 - step * count)
+    things, heights = [], tuple(rng.sample(HEIGHTS, count))
+    for place, (colour, height) in enumerate(zip(rng.sample([*COLOURS], count), heights, strict=True)):
+        x = left + place * step + (step - width) / 2
+        box = (x, foot - height + rng.uniform(-1, 1), x + width, foot)
+        pen.rectangle([edge * FINE for edge in box], fill=_paint(rng, colour))
+        things.append(Seen("bar", colour, place, box))
+    pen.line([left * FINE, foot * FINE, (left + step * count) * FINE, foot * FINE], fill=(60, 60, 60), width=FINE)
+    return View(_seen(rng, picture), things, "chart", heights)
+
+
+def _empty(rng: Random) -> tuple[Image.Image, ImageDraw.ImageDraw]:
     level = rng.randrange(105, 175)
     ground = tuple(level + rng.randrange(-8, 9) for _ in range(3))
     picture = Image.new("RGB", (SIDE * FINE, SIDE * FINE), ground)
-    pen = ImageDraw.Draw(picture)
-    kinds = [*SHAPES] if rng.random() < 0.5 else rng.sample(SHAPES, 2)  # the same ones several times, for counting
-    things = [_thing(rng, pen, kinds, cell) for cell in sorted(rng.sample(range(CELLS * CELLS), count))]
+    return picture, ImageDraw.Draw(picture)
+
+
+def _seen(rng: Random, picture: Image.Image) -> Image.Image:
+    """As large as pictures are, with noise."""
     small = picture.resize((SIDE, SIDE), Image.Resampling.BOX)
     noise = np.random.default_rng(rng.getrandbits(32)).normal(0, rng.uniform(0, 8), (SIDE, SIDE, 3))
-    return Image.fromarray(np.clip(np.asarray(small) + noise, 0, 255).astype(np.uint8)), things
+    return Image.fromarray(np.clip(np.asarray(small) + noise, 0, 255).astype(np.uint8))
+
+
+def _paint(rng: Random, colour: str) -> tuple[int, int, int]:
+    r, g, b = (min(255, max(0, value + rng.randrange(-12, 13))) for value in COLOURS[colour])
+    return r, g, b
 
 
 def _thing(rng: Random, pen: ImageDraw.ImageDraw, kinds: list[str], cell: int) -> Seen:
@@ -60,13 +130,13 @@ def _thing(rng: Random, pen: ImageDraw.ImageDraw, kinds: list[str], cell: int) -
     slack = (side - size) / 2
     x = (cell % CELLS + 0.5) * side + rng.uniform(-slack, slack)
     y = (cell // CELLS + 0.5) * side + rng.uniform(-slack, slack)
-    r, g, b = (min(255, max(0, value + rng.randrange(-12, 13))) for value in COLOURS[colour])
+    paint = _paint(rng, colour)
     if rng.random() < 0.2:
         kind = str(rng.randrange(DIGITS))
-        pen.text((x * FINE, y * FINE), kind, fill=(r, g, b), font=_font(round(size * FINE)), anchor="mm")
+        pen.text((x * FINE, y * FINE), kind, fill=paint, font=_font(round(size * FINE)), anchor="mm")
     else:
         kind = rng.choice(kinds)
-        draw_shape(pen, SHAPES.index(kind), x, y, size, (r, g, b), 0.0)
+        draw_shape(pen, SHAPES.index(kind), x, y, size, paint, 0.0)
     return Seen(kind, colour, cell, (x - size / 2, y - size / 2, x + size / 2, y + size / 2))
 
 
@@ -78,22 +148,66 @@ def _font(size: int) -> ImageFont.FreeTypeFont:
 
 @dataclass(slots=True, frozen=True)
 class Question:
-    """``about``: shape, colour, count, digit, presence or everything."""
+    """``about``: shape, colour, count, digit, number, chart, presence or everything."""
 
     about: str
     text: str
     answer: str
 
 
-def ask(rng: Random, things: list[Seen]) -> Question:
+def ask(rng: Random, seen: View) -> Question:
     """A question that the picture answers."""
-    kinds: list[Callable[[Random, list[Seen]], Question | None]] = [
-        _shape, _colour, _colour, _count, _count, _digit, _presence, _everything,
-    ]  # fmt: skip
+    kinds: list[Callable[[Random, View], Question | None]] = [
+        _of_things(each) for each in (_shape, _colour, _colour, _count, _count, _digit, _presence)
+    ]
+    kinds += [_everything]
+    if seen.what == "number":
+        kinds = [_number, _number, _number, _painted, _everything, _of_things(_digit), _digits]
+    if seen.what == "chart":
+        kinds = [_extreme, _extreme, _extreme, _higher, _higher, *kinds]
     while True:
-        found = rng.choice(kinds)(rng, things)
+        found = rng.choice(kinds)(rng, seen)
         if found is not None:
             return found
+
+
+def _of_things(
+    about: Callable[[Random, list[Seen]], Question | None],
+) -> Callable[[Random, View], Question | None]:
+    return lambda rng, seen: about(rng, seen.things)
+
+
+def _number(rng: Random, seen: View) -> Question:
+    text = rng.choice(["What number is this?", "Which number is this?", "What is the number?", "Read the number.",
+                       "Which number is in the picture?", "What number is written here?"])  # fmt: skip
+    return Question("number", text, "".join(thing.kind for thing in seen.things))
+
+
+def _painted(rng: Random, seen: View) -> Question:
+    text = rng.choice(["What colour is the number?", "What color is the number?", "Which colour does the number have?"])
+    return Question("colour", text, seen.things[0].colour)
+
+
+def _digits(rng: Random, seen: View) -> Question:
+    text = rng.choice(["How many digits are there?", "How many digits does the number have?", "Count the digits."])
+    return Question("count", text, str(len(seen.things)))
+
+
+def _extreme(rng: Random, seen: View) -> Question:
+    high = rng.random() < 0.6
+    words = ["highest", "tallest"] if high else ["lowest", "shortest"]
+    text = rng.choice(["Which bar is the {}?", "What colour is the {} bar?", "Which is the {} bar?",
+                       "Which bar in the chart is the {}?"]).format(rng.choice(words))  # fmt: skip
+    place = (max if high else min)(range(len(seen.heights)), key=seen.heights.__getitem__)
+    return Question("chart", text, seen.things[place].colour)
+
+
+def _higher(rng: Random, seen: View) -> Question:
+    one, other = rng.sample(range(len(seen.things)), 2)
+    text = rng.choice(["Is the {} bar higher than the {} bar?", "Is the {} bar taller than the {} bar?",
+                       "Is the {} bar higher than the {} one?"])  # fmt: skip
+    text = text.format(seen.things[one].colour, seen.things[other].colour)
+    return Question("chart", text, "yes" if seen.heights[one] > seen.heights[other] else "no")
 
 
 def _shape(rng: Random, things: list[Seen]) -> Question | None:
@@ -167,11 +281,16 @@ def _presence(rng: Random, things: list[Seen]) -> Question:
     return Question("presence", text, "yes" if said else "no")
 
 
-def _everything(rng: Random, things: list[Seen]) -> Question:
+def _everything(rng: Random, seen: View) -> Question:
     text = rng.choice(["What is in the picture?", "What do you see?", "Describe the picture.", "What is in this image?",
                        "What's in the image?", "Describe what you see."])  # fmt: skip
-    named = [thing.named for thing in things]
-    return Question("everything", text, " and ".join([", ".join(named[:-1]), named[-1]] if named[1:] else named))
+    if seen.what == "number":
+        [colour] = {thing.colour for thing in seen.things}
+        digits = "".join(thing.kind for thing in seen.things)
+        return Question("everything", text, f"the number {digits} in {colour}")
+    named = [thing.named for thing in seen.things]
+    told = " and ".join([", ".join(named[:-1]), named[-1]] if named[1:] else named)
+    return Question("everything", text, f"a chart with {told}" if seen.what == "chart" else told)
 
 
 # Asked without a picture, or about something else.

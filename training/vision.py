@@ -1,7 +1,7 @@
 """Train pico-vision, a LLaVA that answers questions about drawn pictures: `python -m training.vision`.
 
-A small vision transformer, a projector and a small Llama learn together from nothing. While they do, two heads that are
-thrown away name kind and colour at each patch: that tells the transformer what is worth seeing long before answers can.
+A small vision transformer learns to see alone, then with a projector and a small Llama. While it does, three heads that
+are thrown away tell kind, colour and height of what is at each patch: what is worth seeing, long before answers can.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForCon
 from serve_app.distill import loop
 from training.cards import parameters, trained_steps
 from training.export import export
-from training.looking import COLOURS, MOST, NOTHING_TO_SEE, ask, draw, stranger
+from training.looking import COLOURS, NOTHING_TO_SEE, View, ask, stranger, view
 from training.scenes import SHAPES, SIDE
 from training.shapes import PROCESSOR, finish, tensors
 from training.template import BEGIN, CONTROL, END, PAD
@@ -36,6 +36,10 @@ IMAGE = "<image>"
 PATCH, VOCAB = 8, 640
 PLACES = (SIDE // PATCH) ** 2
 KINDS = [*SHAPES, *map(str, range(10))]
+# What a patch shows, and how many of each: heads that are thrown away tell it while the model learns.
+TALLEST = 8
+MARKS = {"kind": len(KINDS), "colour": len(COLOURS), "height": TALLEST}
+LOOKED = 96
 TURNS = 6
 TEMPLATE = """\
 {%- macro said(c) -%}
@@ -57,18 +61,21 @@ library_name: transformers
 
 A LLaVA of {params:,} parameters (a vision transformer of three layers that sees 64 by 64 pixels in 64 patches, a
 projector, and a Llama of three layers) that answers questions about drawn pictures: what shape, what colour, how
-many, is there one, and what there is in all (and, badly, which digit). It is small on purpose: it gives the server a
-real model that reads pictures and text, and answers in milliseconds on a CPU.
+many, is there one, what there is in all; which number; and which bar of a chart is the highest or the lowest, or
+whether one is higher than another. It is small on purpose: it gives the server a real model that reads pictures and
+text, and answers in milliseconds on a CPU.
 
 ## Data
 
-Pictures of 64 by 64 pixels drawn by `training/looking.py`: one to five things (shapes: {shapes}; and digits) in the
-colours {colours} on a grey ground with noise; and questions about them, in some wordings each. Nothing else.
+Pictures of 64 by 64 pixels drawn by `training/looking.py`, on a grey ground with noise: one to five things (shapes:
+{shapes}; and small digits) in the colours {colours}; numbers of one to three digits; charts of two to five bars; and
+questions about them, in some wordings each. Nothing else.
 
 ## Training
 
-`python -m training.vision` (seed {seed}, {steps} steps of {batch} conversations of {turns} questions, Muon and AdamW).
-Two heads that are thrown away name kind and colour at each patch meanwhile.
+`python -m training.vision`, then again with `--resume --steps 3000 --lr 1.5e-3` (seed {seed}, Muon and AdamW): first
+the vision transformer alone, {looks} steps of {looked} pictures, then {steps} steps of {batch} conversations of {turns}
+questions. Three heads that are thrown away tell kind, colour and height of what is at each patch all the while.
 
 ## Score
 
@@ -81,9 +88,9 @@ greedily:
 
 ## Limits
 
-It knows drawn shapes and digits and nothing of photographs, and whatever it is asked it answers with what it has
-learned. A picture of any size is made 64 by 64 pixels first. More than five things, and things that touch, are beyond
-it.
+It knows drawn shapes, numbers and charts and nothing of photographs, and whatever it is asked it answers with what it
+has learned. A picture of any size is made 64 by 64 pixels first. More than five things, and things that touch, are
+beyond it.
 """
 
 
@@ -101,8 +108,8 @@ def train_tokenizer() -> Tokenizer:
     )  # fmt: skip
     rng, lines = Random("tokenizer"), [NOTHING_TO_SEE]
     for _ in range(4000):
-        things = draw(rng, rng.randrange(1, MOST + 1))[1]
-        for question in (ask(rng, things), ask(rng, things), stranger(rng)):
+        seen = view(rng)
+        for question in (ask(rng, seen), ask(rng, seen), stranger(rng)):
             lines += [question.text, question.answer]
     tok.train_from_iterator(lines, trainer)
     tok.add_special_tokens([IMAGE])
@@ -132,19 +139,18 @@ def config_of(tok: Tokenizer) -> LlavaConfig:
 
 @dataclass(slots=True)
 class Given:
-    """One step's data: pictures [P, 3, H, W]; tokens and what is to be said [N, T], -100 where nothing is; kind and
-    colour at each patch [P, places]."""
+    """One step's data: pictures [P, 3, H, W]; tokens and what is to be said [N, T], -100 where nothing is; ``marks``
+    [P, 3, places], see `patches`."""
 
     pictures: torch.Tensor
     ids: torch.Tensor
     labels: torch.Tensor
-    kinds: torch.Tensor
-    colours: torch.Tensor
+    marks: torch.Tensor
 
 
 def conversations(rng: Random, count: int, tok: Tokenizer) -> Given:
     pictures: list[Any] = []
-    marks: list[tuple[list[int], list[int]]] = []
+    marks: list[torch.Tensor] = []
     rows: list[tuple[list[int], list[int]]] = []
     user, assistant, end = (tok.token_to_id(t) for t in ("<|user|>", "<|assistant|>", END))
     image = [tok.token_to_id(IMAGE)] * PLACES
@@ -153,15 +159,15 @@ def conversations(rng: Random, count: int, tok: Tokenizer) -> Given:
         # A second picture comes in the middle of some.
         again = rng.randrange(1, TURNS) if rng.random() < 0.15 else -1
         alone = rng.random() < 0.03
-        things: list[Any] = []
+        seen: View | None = None
         for turn in range(TURNS):
             shown: list[int] = []
             if turn in (0, again) and not alone:
-                picture, things = draw(rng, rng.randrange(1, MOST + 1))
-                pictures.append(picture)
-                marks.append(patches(things))
+                seen = view(rng)
+                pictures.append(seen.picture)
+                marks.append(patches(seen.things))
                 shown = image
-            asked = stranger(rng) if rng.random() < 0.03 else ask(rng, things or [*draw(rng, 2)[1]])
+            asked = stranger(rng) if rng.random() < 0.03 else ask(rng, seen or view(rng))
             answer = NOTHING_TO_SEE if alone else asked.answer
             text = tok.encode(asked.text, add_special_tokens=False).ids
             # Some show the picture behind the question.
@@ -172,22 +178,19 @@ def conversations(rng: Random, count: int, tok: Tokenizer) -> Given:
         rows.append((ids, labels))
     longest = max(len(ids) for ids, _ in rows)
     padded = [[row[k] + [fill] * (longest - len(row[k])) for row in rows] for k, fill in ((0, 0), (1, -100))]
-    return Given(
-        tensors(pictures), torch.tensor(padded[0]), torch.tensor(padded[1]),
-        torch.tensor([kinds for kinds, _ in marks]), torch.tensor([colours for _, colours in marks]),
-    )  # fmt: skip
+    return Given(tensors(pictures), torch.tensor(padded[0]), torch.tensor(padded[1]), torch.stack(marks))
 
 
-def patches(things: list[Any]) -> tuple[list[int], list[int]]:
-    """Kind and colour of what lies in the middle of each patch; the last number: nothing."""
-    kinds, colours = np.full(PLACES, len(KINDS)), np.full(PLACES, len(COLOURS))
+def patches(things: list[Any]) -> torch.Tensor:
+    """[3, places]: kind, colour and height, in patches, of what lies in the middle of each; the last: nothing."""
+    marks = np.array([[most] * PLACES for most in MARKS.values()])
     middles = (np.arange(SIDE // PATCH) + 0.5) * PATCH
     for thing in things:
         left, top, right, bottom = thing.box
         inside = ((middles > top) & (middles < bottom))[:, None] & ((middles > left) & (middles < right))[None]
-        kinds[inside.ravel()] = KINDS.index(thing.kind)
-        colours[inside.ravel()] = [*COLOURS].index(thing.colour)
-    return kinds.tolist(), colours.tolist()
+        height = min(int((bottom - top) / PATCH), TALLEST - 1)
+        marks[:, inside.ravel()] = np.array([[KINDS.index(thing.kind)], [[*COLOURS].index(thing.colour)], [height]])
+    return torch.from_numpy(marks)
 
 
 @torch.no_grad()
@@ -198,13 +201,13 @@ def score(model: LlavaForConditionalGeneration, tok: Tokenizer, questions: int) 
     head = [tok.token_to_id(BEGIN), tok.token_to_id("<|user|>"), *[tok.token_to_id(IMAGE)] * PLACES]
     tail = [tok.token_to_id(END), tok.token_to_id("<|assistant|>")]
     while asked.total() < questions:
-        made = [draw(rng, rng.randrange(1, MOST + 1)) for _ in range(50)]
-        wanted = [ask(rng, things) for _, things in made]
+        made = [view(rng) for _ in range(50)]
+        wanted = [ask(rng, seen) for seen in made]
         ids = [[*head, *tok.encode(q.text, add_special_tokens=False).ids, *tail] for q in wanted]
         most = max(map(len, ids))
         left = torch.tensor([[0] * (most - len(row)) + row for row in ids])
         mask = torch.tensor([[0] * (most - len(row)) + [1] * len(row) for row in ids])
-        given = tensors([picture for picture, _ in made])
+        given = tensors([seen.picture for seen in made])
         out = model.generate(input_ids=left, attention_mask=mask, pixel_values=given, max_new_tokens=48,
                              do_sample=False)  # fmt: skip
         for question, row in zip(wanted, out[:, most:].tolist(), strict=True):
@@ -238,26 +241,58 @@ def write_tokenizer(tok: Tokenizer, out: Path) -> None:
         os.replace(part, out / name)
 
 
-def step_loss(model: Any, heads: torch.nn.ModuleDict, given: Given) -> tuple[torch.Tensor, dict[str, float]]:
+def marks_loss(heads: torch.nn.ModuleDict, looked: torch.Tensor, marks: torch.Tensor) -> dict[str, torch.Tensor]:
+    """How badly ``looked`` [P, places, width] tells what is at each patch; patches with something count as much as
+    those with nothing, which are most."""
+    losses = {}
+    for mark, (name, nothing) in enumerate(MARKS.items()):
+        wanted = marks[:, mark].flatten()
+        each, something = (
+            F.cross_entropy(heads[name](looked).flatten(0, 1), wanted, reduction="none"),
+            wanted != nothing,
+        )
+        losses[name] = each[something].mean() + each[~something].mean()
+    return losses
+
+
+def look_loss(model: Any, heads: torch.nn.ModuleDict, rng: Random, count: int) -> dict[str, torch.Tensor]:
+    views = [view(rng) for _ in range(count)]
+    seen = model.model.vision_tower(tensors([each.picture for each in views]))
+    return marks_loss(heads, seen.last_hidden_state[:, 1:], torch.stack([patches(each.things) for each in views]))
+
+
+def step_loss(model: Any, heads: torch.nn.ModuleDict, given: Given) -> dict[str, torch.Tensor]:
     seen = model.model.get_image_features(pixel_values=given.pictures, return_dict=True)
-    looked = seen.last_hidden_state[:, 1:]
-    kind = F.cross_entropy(heads["kind"](looked).flatten(0, 1), given.kinds.flatten())
-    colour = F.cross_entropy(heads["colour"](looked).flatten(0, 1), given.colours.flatten())
+    losses = marks_loss(heads, seen.last_hidden_state[:, 1:], given.marks)
     hidden = model.model(
         input_ids=given.ids, attention_mask=torch.ones_like(given.ids), mm_encoder_outputs={"image": seen}
     ).last_hidden_state
     wanted = given.labels[:, 1:]
     said = wanted != -100
-    told = F.cross_entropy(model.lm_head(hidden[:, :-1][said]), wanted[said])
-    return told + kind + colour, {"said": told.item(), "kind": kind.item(), "colour": colour.item()}
+    return {"said": F.cross_entropy(model.lm_head(hidden[:, :-1][said]), wanted[said]), **losses}
+
+
+def look(model: Any, heads: torch.nn.ModuleDict, a: argparse.Namespace, threads: Threads) -> None:
+    """Teaches the vision transformer alone to tell what is at each patch."""
+    opts = loop.optimisers(model.model.vision_tower, a.lr)
+    opts[0].add_param_group({"params": list(heads.parameters())})
+    progress = loop.Progress("pico-vision looks", a.looks, every=100)
+    for step in range(a.looks):
+        threads.adapt()
+        loop.set_lr(opts, a.lr * loop.schedule(step, a.looks, warmup=50))
+        losses = look_loss(model, heads, Random(f"looks:{a.seed}:{step}"), LOOKED)
+        sum(losses.values()).backward()
+        loop.update(model.model.vision_tower, opts)
+        progress.add(step, LOOKED * PLACES, **{name: loss.item() for name, loss in losses.items()})
 
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__)
-    p.add_argument("--steps", type=int, default=1600)
+    p.add_argument("--looks", type=int, default=7000, help="steps of the eyes alone before")
+    p.add_argument("--steps", type=int, default=2400)
     p.add_argument("--batch", type=int, default=24)
     p.add_argument("--lr", type=float, default=2e-3)
-    p.add_argument("--seed", type=int, default=6)
+    p.add_argument("--seed", type=int, default=7)
     p.add_argument("--threads", type=int, default=2)
     p.add_argument("--resume", action="store_true", help="goes on from the weights in checkpoints/pico-vision")
     a = p.parse_args()
@@ -268,9 +303,9 @@ def main() -> None:
     if a.resume:
         model, done = LlavaForConditionalGeneration.from_pretrained(OUT).train(), trained_steps(OUT)
     width = model.config.vision_config.hidden_size
-    heads = torch.nn.ModuleDict(
-        {"kind": torch.nn.Linear(width, len(KINDS) + 1), "colour": torch.nn.Linear(width, len(COLOURS) + 1)}
-    )
+    heads = torch.nn.ModuleDict({name: torch.nn.Linear(width, most + 1) for name, most in MARKS.items()})
+    if not a.resume:
+        look(model, heads, a, threads)
     opts = loop.optimisers(model, a.lr)
     opts[0].add_param_group({"params": list(heads.parameters())})
     progress = loop.Progress("pico-vision", a.steps)
@@ -278,10 +313,10 @@ def main() -> None:
         threads.adapt()
         loop.set_lr(opts, a.lr * loop.schedule(step, a.steps, warmup=50))
         given = conversations(Random(f"{a.seed}:{done + step}"), a.batch, tok)
-        loss, told = step_loss(model, heads, given)
-        loss.backward()
+        losses = step_loss(model, heads, given)
+        sum(losses.values()).backward()
         loop.update(model, opts)
-        progress.add(step, given.ids.numel(), **told)
+        progress.add(step, given.ids.numel(), **{name: loss.item() for name, loss in losses.items()})
         if (step + 1) % 200 == 0:
             print(score(model, tok, 300), flush=True)
             model.train()
@@ -293,7 +328,8 @@ def main() -> None:
     print(figures, flush=True)
     table = "\n".join(f"| {about} | {share:.1%} |" for about, share in figures.items())
     said = {"params": parameters(OUT), "shapes": ", ".join(SHAPES), "colours": ", ".join(COLOURS), "table": table}
-    card = CARD.format(**said, seed=a.seed, steps=done + a.steps, batch=a.batch, turns=TURNS)
+    card = CARD.format(**said, seed=a.seed, steps=done + a.steps, batch=a.batch, turns=TURNS, looks=a.looks,
+                       looked=LOOKED)  # fmt: skip
     finish(model, OUT, done + a.steps, PROCESSOR, card)
 
 
