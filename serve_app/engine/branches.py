@@ -16,15 +16,12 @@ from serve_app.engine.request import Request
 from serve_app.kv.keys import tail_key
 
 
-def seal_tail(request: Request, blocks: BlockPool) -> bytes | None:
-    """Names the last block of a request that has computed what others share, if it is not full; ``request.keys`` are
-    those of its full blocks. Returns the name.
+def seal_tail(request: Request, blocks: BlockPool) -> None:
+    """Names the last block of a request that has computed what others share; ``request.keys`` are those of its full
+    blocks.
     """
-    if request.shared != len(request.tokens) or not request.shared % BLOCK_TOKENS:
-        return None
-    key = name_of_tail(request)
-    blocks.seal(request.blocks[request.shared // BLOCK_TOKENS], key)
-    return key
+    if request.shared == len(request.tokens) and request.shared % BLOCK_TOKENS:
+        blocks.seal(request.blocks[request.shared // BLOCK_TOKENS], name_of_tail(request))
 
 
 def find_tail(request: Request, hits: int, reusable: int, blocks: BlockPool) -> list[int]:
@@ -39,7 +36,17 @@ def find_tail(request: Request, hits: int, reusable: int, blocks: BlockPool) -> 
 
 def name_of_tail(request: Request) -> bytes:
     """The key of what lies behind the last full block of ``request.shared`` tokens."""
-    full = request.shared // BLOCK_TOKENS
+    return _name(request, request.shared)
+
+
+def name_of_end(request: Request) -> bytes:
+    """The key of a request's last block, full or not."""
+    full, rest = divmod(len(request.tokens), BLOCK_TOKENS)
+    return _name(request, len(request.tokens)) if rest or not full else request.keys[full - 1]
+
+
+def _name(request: Request, end: int) -> bytes:
+    full = end // BLOCK_TOKENS
     parent = request.keys[full - 1] if full else request.root
     start = full * BLOCK_TOKENS
-    return tail_key(parent, request.tokens[start : request.shared], media=request.media, start=start)
+    return tail_key(parent, request.tokens[start:end], media=request.media, start=start)

@@ -95,6 +95,13 @@ class KVShape:
         shapes = [(layer.kv_heads, layer.head_dim, layer.parts) for layer in self.layers]
         return Layout.of(shapes, self.dtype_name, self.dtype.itemsize, self.rank, self.ranks)
 
+    @property
+    def state_layout(self) -> Layout | None:
+        """The same of states; None where layers keep none."""
+        if not self.states.parts:
+            return None
+        return Layout.of_states([(part.kind, part.size, part.dtype) for part in self.states.parts], self.states.bytes)
+
     def allocate(self, num_blocks: int, device: str | torch.device, slots: int = 0) -> KVCache:
         """A cache of zeros; ``slots`` of states beside slot 0, by default as many as there are blocks."""
         return KVCache(self, num_blocks, device, slots)
@@ -174,6 +181,23 @@ class KVCache:
             at += size
         # From memory that is not pinned a copy to a GPU has ended, or nearly, when the call returns.
         self.copies.add(len(blocks) * self.shape.block_bytes, time.perf_counter() - began)
+
+    def state_out(self, slot: int) -> Tensor:
+        """The states in ``slot``, a flat uint8 tensor of its own on the cache's device."""
+        return torch.cat([plane[slot].flatten().view(torch.uint8) for plane in self.states])
+
+    def state_in(self, slot: int, payload: Tensor) -> None:
+        """Overwrites ``slot`` with what :meth:`state_out` gave; ``payload`` may lie on another device. Raises
+        ValueError for one of another size."""
+        if payload.dtype != torch.uint8 or payload.numel() != self.shape.states.bytes:
+            raise ValueError(f"{payload.numel()} bytes are not states of {self.shape.states.bytes}")
+        at = 0
+        for plane in self.states:
+            size = plane[slot].numel() * plane.itemsize
+            # Aligned anew: a part may begin anywhere in the payload.
+            part = payload[at : at + size].clone().view(plane.dtype).view(plane.shape[1:])
+            plane[slot].copy_(part, non_blocking=True)
+            at += size
 
     def _index(self, blocks: list[int]) -> Tensor:
         """int64 on the cache's device, without waiting for the steps that are under way there."""

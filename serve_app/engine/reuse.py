@@ -36,7 +36,9 @@ def reuse(request: Request, reusable: int, prefix: Prefix | None, blocks: BlockP
     request.branch = len(found) * BLOCK_TOKENS
     start = len(hits) * BLOCK_TOKENS
     # What the pool was asked for began where our own cache ended then; those blocks may have been given away since.
-    if prefix is not None and prefix.begin <= start < min(prefix.end, reusable):
+    # States are those of its end and no other token.
+    whole = not states.needed or (prefix is not None and prefix.state is not None and prefix.end <= reusable)
+    if prefix is not None and whole and prefix.begin <= start < min(prefix.end, reusable):
         return Reused(min(prefix.end, reusable), hits, [], None, True)
     tail = find_tail(request, len(found), reusable, blocks) if request.shared else []
     if tail and states.holds(name := name_of_tail(request)):

@@ -122,6 +122,8 @@ class Runner:
         for load in step.loads:
             assert isinstance(load.prefix, StoredPrefix)
             load_prefix(self.kv, load.request.blocks, load.prefix, load.start, load.end)
+            if load.prefix.state is not None:
+                self.kv.state_in(load.request.state, load.prefix.state)
 
 
 def _of_those_left(scheduled: list[Scheduled], states: Tensor, gone: Collection[int]) -> tuple[list[Scheduled], Tensor]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import deque
 
 from serve_app.engine.blocks import BLOCK_TOKENS, BlockPool, blocks_for
-from serve_app.engine.branches import seal_tail
+from serve_app.engine.branches import name_of_end, seal_tail
 from serve_app.engine.drafts import accept, append
 from serve_app.engine.request import FINISH_STOP, Request, Status, unbroken
 from serve_app.engine.reuse import reuse
@@ -79,7 +79,6 @@ class Scheduler:
 
     @property
     def has_batch(self) -> bool:
-        """Whether any request is batch work."""
         return bool((self.running and self.running[-1].batch) or (self.waiting and self.waiting[-1].batch))
 
     @property
@@ -210,8 +209,8 @@ class Scheduler:
                 request.computed += self.states.close(request, item.count, 0)
                 self._seal(request)
                 if request.prefill_only and request.pending == 0:
-                    if (tail := seal_tail(request, self.blocks)) is not None:
-                        self.states.keep(request, tail)
+                    seal_tail(request, self.blocks)
+                    self.states.keep(request, name_of_end(request) if self.states.needed else None)
                     request.finish_reason = FINISH_STOP
                     self._finish(request)
                     outputs.append(StepOutput(request.id, 0, [], FINISH_STOP, cached=request.cached))
@@ -258,7 +257,7 @@ class Scheduler:
         return Scheduled(request, request.computed, count, samples, scores=untold(request, request.computed, count))
 
     def _admit(self, request: Request, budget: int, step: Step, room: Room | None) -> int:
-        """Gives a waiting request its cached blocks and room for a first chunk; returns the chunk's tokens."""
+        """Gives a waiting request its cached blocks and room for a first chunk, whose tokens it returns."""
         # At least the last token is computed: its logits are wanted, or (prefill only) a step is what ends the request.
         # So is every token whose row has something to tell of the prompt.
         reusable = len(request.tokens) - 1 if request.scored >= request.score_end else request.scored
@@ -290,6 +289,7 @@ class Scheduler:
         if prefix is not None:
             del self._prefixes[request.id]
             if reused.stored:
+                self.states.bring(request)
                 step.loads.append(Load(request, prefix, len(hits) * BLOCK_TOKENS, start))
         if request.preemptions == 0:
             request.cached = min(start, request.prompt_len)

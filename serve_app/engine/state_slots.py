@@ -29,6 +29,8 @@ WORTH_A_STEP = 64
 class Stateless:
     """Of models whose layers keep nothing but keys and values: every block of a text says all of what is before it."""
 
+    needed = False  # whether a text goes on from a state alone
+
     def match(self, keys: Sequence[bytes]) -> int:
         """From how many of these blocks, all cached, a text can go on."""
         return len(keys)
@@ -39,6 +41,13 @@ class Stateless:
 
     def begin(self, request: Request, key: bytes | None) -> None:
         """Lets ``request`` go on from what is kept under ``key``; None: from nothing."""
+
+    def bring(self, request: Request) -> None:
+        """What ``request`` goes on from is brought from elsewhere."""
+
+    def slot_of(self, key: bytes) -> int:
+        """Where the states behind the block or tail of ``key`` are kept; 0: nowhere."""
+        return 0
 
     def cut(self, request: Request, start: int, count: int) -> int:
         """``count`` tokens of ``request`` from ``start`` on, or fewer, so that a step ends where states are to be
@@ -65,6 +74,8 @@ class Stateless:
 
 class StateSlots(Stateless):
     """Slots 1 to ``count``, of which each of ``running`` texts may use two. Raises ValueError for less than that."""
+
+    needed = True
 
     def __init__(self, count: int, running: int) -> None:
         if count < 2 * running:
@@ -93,9 +104,15 @@ class StateSlots(Stateless):
             request.state = self._kept[key]
             self._refs[request.state] += 1
 
+    def bring(self, request: Request) -> None:
+        request.state = self._take()
+
+    def slot_of(self, key: bytes) -> int:
+        return self._kept.get(key, 0)
+
     def cut(self, request: Request, start: int, count: int) -> int:
         end = start + count
-        for border in sorted((request.branch, _last_border(request))):
+        for border in sorted((request.branch, last_border(request))):
             if start + WORTH_A_STEP <= border < end:
                 return border - start
         if end < request.known and end // BLOCK_TOKENS * BLOCK_TOKENS > start:
@@ -165,6 +182,6 @@ class StateSlots(Stateless):
                 self._free.append(slot)
 
 
-def _last_border(request: Request) -> int:
+def last_border(request: Request) -> int:
     """The last border of a block before the prompt's last token, which is always computed."""
     return (request.prompt_len - 1) // BLOCK_TOKENS * BLOCK_TOKENS

@@ -13,6 +13,7 @@ A pass reads a text's states from one slot and writes those after its last row t
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -60,14 +61,15 @@ class StateShape:
 
 @dataclass(slots=True, frozen=True)
 class Rows:
-    """Rows of a batch that go through a layer with a state together: those of one text from ``begin`` on, or one of
-    each of several. ``reads`` and ``writes`` [texts] int64 are slots; ``reads`` None: before the texts is nothing."""
+    """Rows of a batch that go through a layer with a state together: ``count`` of each of some texts. ``index``
+    [texts * count] int64 says which, text by text; None: those of one text, from ``begin`` on. ``reads`` and ``writes``
+    [texts] int64 are slots; ``reads`` None: before the texts is nothing."""
 
     begin: int
     count: int
     reads: Tensor | None
     writes: Tensor
-    index: Tensor | None = None  # [texts] int64: the rows of several texts
+    index: Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -78,24 +80,20 @@ class BatchStates:
 
 
 def place_states(scheduled: Sequence[Scheduled], query_start: np.ndarray, device: torch.device) -> BatchStates:
-    """Texts of which one row is computed behind others go together, all others one by one."""
-    found, single = [], []
+    """Texts with as many rows go together, those that begin apart from those that go on."""
+    alike: defaultdict[tuple[int, bool], list[tuple[int, int, int]]] = defaultdict(list)
     for begin, s in zip(query_start.tolist(), scheduled, strict=False):
         request = s.request
         reads = request.state if s.start else 0
         writes = request.state_next or request.state
         if not writes:
             raise RuntimeError(f"request {request.id} has no slot for its states")
-        if s.count == 1 and reads:
-            single.append((begin, reads, writes))
-        else:
-            found.append((begin, s.count, reads, writes))
+        alike[s.count, reads > 0].append((begin, reads, writes))
     rows = []
-    if single:
-        columns = [np.array(column, np.int64) for column in zip(*single, strict=True)]
-        index, behind, targets = to_device(columns, device)
-        rows.append(Rows(0, len(single), behind, targets, index))
-    for begin, count, read, write in found:
-        slots = to_device([np.array([read], np.int64), np.array([write], np.int64)], device)
-        rows.append(Rows(begin, count, slots[0] if read else None, slots[1]))
+    for (count, behind), texts in alike.items():
+        begins, reads_, writes_ = (np.array(column, np.int64) for column in zip(*texts, strict=True))
+        index = (begins[:, None] + np.arange(count)).ravel()
+        where, sources, targets = to_device([index, reads_, writes_], device)
+        alone = len(texts) == 1
+        rows.append(Rows(texts[0][0], count, sources if behind else None, targets, None if alone else where))
     return BatchStates(rows)

@@ -41,6 +41,11 @@ class Prefix(Protocol):
         """One past the last token covered."""
         ...
 
+    @property
+    def state(self) -> Tensor | None:
+        """The states behind that token, of a model that keeps any."""
+        ...
+
 
 @dataclass(slots=True)
 class Scheduled:

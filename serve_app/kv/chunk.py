@@ -35,6 +35,8 @@ class Layout:
         of parts: 2 for keys and values, 1 for what is both.
         """
         sized = [(heads, dim, *(more or [2])) for heads, dim, *more in layers]
+        if not sized:  # layers with states alone
+            return cls("none", 1)
         runs = [[*sized[0], 0]]
         for layer in sized:
             if runs[-1][:3] != [*layer]:
@@ -44,6 +46,11 @@ class Layout:
         share = f".R{rank}of{ranks}" if ranks > 1 else ""
         token_bytes = sum(parts * heads * dim * item_bytes for heads, dim, parts in sized)
         return cls(f"{name}.B{BLOCK_TOKENS}.{dtype}{share}", BLOCK_TOKENS * token_bytes)
+
+    @classmethod
+    def of_states(cls, parts: Sequence[object], nbytes: int) -> Layout:
+        """Of one text's states: a chunk of one block, whose key is theirs (:func:`serve_app.kv.keys.state_key`)."""
+        return cls(f"states.{sha256(repr(parts).encode()).hexdigest()[:16]}", nbytes)
 
     def fits(self, piece: Piece) -> bool:
         """Whether a piece's payload has this layout and as many bytes as its blocks take."""

@@ -6,6 +6,7 @@
     root    = H("root"  | weights | adapter | tenant salt)        likewise
     key[0]  = H("block" | root     | tokens[0:32])
     key[i]  = H("block" | key[i-1] | tokens[32i:32i+32])
+    state   = H("state" | key[i] or tail)       what layers keep of all tokens up to there
     tail    = H("tail"  | key[n-1] | count | tokens[32n:32n+count])                    1 <= count <= 31
 
 Tokens of an image or of sound are placeholders, the same for all. A block or tail that such a span reaches into hashes
@@ -27,6 +28,7 @@ BLOCK_TOKENS = 32
 CHUNK_TOKENS = 256
 
 _WEIGHTS = b"serve_app.kv.weights.1"
+_STATE = b"serve_app.kv.state.1"
 _ROOT = b"serve_app.kv.root.2"
 _TENANT = b"serve_app.kv.tenant.1"
 _ALL = b"serve_app.kv.files.1"
@@ -61,6 +63,11 @@ def tenant_id(tenant_salt: bytes) -> bytes:
 def extended_root(root: bytes) -> bytes:
     """The root for texts whose positions are rotated as those of long ones."""
     return sha256(b"extended" + root).digest()
+
+
+def state_key(key: bytes) -> bytes:
+    """Names the states behind the tokens that end with the block or tail of ``key``."""
+    return sha256(_STATE + key).digest()
 
 
 def block_keys(root: bytes, token_ids: TokenIds, *, known: Sequence[bytes] = (), media: Media = ()) -> list[bytes]:

@@ -136,9 +136,8 @@ class StatefulLayer:
             for (kind, number), index in self.parts.items():
                 by_kind[kind][number] = planes[index].index_select(0, rows.reads)
             held = TextStates(**by_kind)
-        if self.single and rows.reads is not None and rows.index is None and rows.count > 1:
-            each = [Rows(at, 1, None, rows.writes) for at in range(rows.count)]
-            tokens = [{name: _rows(value, rows.count, one) for name, value in given.items()} for one in each]
+        if self.single and rows.reads is not None and rows.count > 1:
+            tokens = [{name: _token(value, rows, at) for name, value in given.items()} for at in range(rows.count)]
             out: Any = torch.cat([self.own(**token | {self.cache: held}) for token in tokens], 1)
         else:
             out = self.own(**given | {self.cache: held})
@@ -149,14 +148,23 @@ class StatefulLayer:
 
 
 def _rows(value: Any, total: int, rows: Rows) -> Any:
-    """Of a tensor [1, total, ...] the rows: [1, count, ...] of one text, [texts, 1, ...] of several."""
+    """Of a tensor [1, total, ...] the rows [texts, count, ...]."""
     if isinstance(value, tuple):
         return tuple(_rows(each, total, rows) for each in value)
     if not isinstance(value, Tensor) or value.ndim < 2 or value.shape[:2] != (1, total):
         return value
     if rows.index is not None:
-        return value[0].index_select(0, rows.index).unsqueeze(1)
+        return value[0].index_select(0, rows.index).unflatten(0, (-1, rows.count))
     return value[:, rows.begin : rows.begin + rows.count]
+
+
+def _token(value: Any, rows: Rows, at: int) -> Any:
+    """Of the ``rows`` of each text one, [texts, 1, ...]."""
+    if isinstance(value, tuple):
+        return tuple(_token(each, rows, at) for each in value)
+    if not isinstance(value, Tensor) or value.ndim < 2 or value.shape[:2] != (len(rows.writes), rows.count):
+        return value
+    return value[:, at : at + 1]
 
 
 def _put(found: Any, out: Any, total: int, rows: Rows) -> Any:
@@ -168,7 +176,7 @@ def _put(found: Any, out: Any, total: int, rows: Rows) -> Any:
     if found is None:
         found = out.new_empty((1, total, *out.shape[2:]))
     if rows.index is not None:
-        found[0].index_copy_(0, rows.index, out[:, 0])
+        found[0].index_copy_(0, rows.index, out.flatten(0, 1))
     else:
         found[:, rows.begin : rows.begin + rows.count] = out
     return found

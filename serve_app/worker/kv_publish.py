@@ -24,8 +24,16 @@ class Publisher:
     ``exporter()``: the actor that the pool asks for a chunk's bytes, by ``export_chunk(chunk_id)``.
     """
 
-    def __init__(self, client: KVClient, exports: ExportBuffer, exporter: Callable[[], Any]) -> None:
+    def __init__(
+        self,
+        client: KVClient,
+        exports: ExportBuffer,
+        exporter: Callable[[], Any],
+        states: KVClient | None = None,
+    ) -> None:
+        """``states``: asks for chunks of states, of a model that keeps any."""
         self.exports = exports
+        self.states = states
         # Requests somebody waits for the chunks of.
         self.awaited: set[str] = set()
         self.loop: asyncio.AbstractEventLoop | None = None

@@ -15,7 +15,7 @@ import numpy as np
 
 from serve_app.kv.cached_tokens import FOUND, SOURCES
 from serve_app.kv.client import Fetched, KVClient
-from serve_app.kv.keys import BLOCK_TOKENS, CHUNK_TOKENS, block_keys, tail_key
+from serve_app.kv.keys import BLOCK_TOKENS, CHUNK_TOKENS, block_keys, state_key, tail_key
 from serve_app.wire.generate import Prefilled, PromptPath
 from serve_app.wire.load import Fetch
 from serve_app.worker.tasks import Tasks
@@ -121,16 +121,19 @@ class Moved:
 class PoolReader:
     """Lives on the worker's event loop."""
 
-    def __init__(self, client: KVClient, engine: Engine, engine_loop: EngineLoop) -> None:
-        self.client = client
+    def __init__(
+        self, client: KVClient, engine: Engine, engine_loop: EngineLoop, states: KVClient | None = None
+    ) -> None:
+        """``states``: asks for chunks of states, of a model that keeps any."""
+        self.client, self.states = client, states
         self.hits: Counter[str] = Counter()
         # The latest fetches, for whoever predicts what the next one takes.
         self.fetches: deque[Fetch] = deque(maxlen=16)
         self._engine, self._engine_loop = engine, engine_loop
         client.costs.prefill, client.costs.copies = engine.meter.prefill, engine.runner.kv.copies
         client.busy_s = lambda: engine.scheduler.queued_tokens * client.costs.token_seconds
-        # Chunks have keys and values alone: where layers keep states beside them, there is nothing to go on from.
-        self.pooled = not engine.runner.kv.states
+        # States without keys and values lie in no chunk.
+        self.pooled = bool(engine.runner.kv.shape.layers)
         self._arrived = 0  # tokens whose K/V are here and wait to be copied
         self._tasks = Tasks()
 
@@ -161,6 +164,8 @@ class PoolReader:
         if own >= wanted and not request.prefill_only:
             self._tasks.start(self._correct(request.id, request.keys))
             return Stored(None, own, own)
+        if self.states is not None:
+            return await self._with_states(prompt, own)
         began = time.perf_counter()
         held, found = await asyncio.gather(
             self.client.touch(request.keys, prompt.tail_keys) if own else _nothing(),
@@ -198,6 +203,9 @@ class PoolReader:
 
         request = prompt.request
         own = self._own(request)
+        if self.states is not None:
+            node = await self._prefilled(prompt, prefilled)
+            return await self._with_states(prompt, self._own(request), node)
         pieces: list[Any] = []
         moved = Moved()
         promised = [*request.keys[own // BLOCK_TOKENS :], *prompt.tail_keys]
@@ -220,6 +228,52 @@ class PoolReader:
             return again
         end = pieces[-1].start + pieces[-1].tokens if pieces else own
         return Stored(StoredPrefix(pieces) if pieces else None, end, end, moved)
+
+    async def _with_states(self, prompt: Prompt, own: int, node: str | None = None) -> Stored:
+        """What the pool has up to where it has states as well: the end of what is wanted, or its last border; ``node``
+        has computed it.
+        """
+        import torch
+
+        from serve_app.engine.kv_io.transfer import StoredPrefix
+
+        assert self.states is not None
+        keys, tails, wanted = prompt.request.keys, prompt.tail_keys, prompt.wanted
+        # A prefill has a token to compute in any case.
+        whole = len(keys) - (prompt.request.prefill_only and not tails)
+        ends = [(wanted, key) for key in tails if not prompt.request.prefill_only]
+        ends += [(whole * BLOCK_TOKENS, keys[whole - 1])] if whole else []
+        held = await self.client.touch(keys, tails) or 0
+        for end, key in ends:
+            if end <= own:
+                break
+            states = await self.states.fetch([state_key(key)], from_node=node)
+            if not states:
+                continue
+            found = await self.client.fetch(
+                keys[: end // BLOCK_TOKENS], tails if end == wanted else (), own, from_node=node
+            )
+            prefix = StoredPrefix([self._piece(one) for one in found], torch.from_numpy(states[0][1]), end)
+            if not prefix.pieces or prefix.pieces[-1].start + prefix.pieces[-1].tokens < end:
+                continue
+            stored = Stored(prefix, end, max(held, end))
+            stored.moved.took(found)
+            return stored
+        return Stored(None, own, held)
+
+    async def _prefilled(self, prompt: Prompt, prefilled: asyncio.Future[Prefilled]) -> str | None:
+        """The node of the prefill worker that has computed a prompt, once it has; None where it brings nothing."""
+        last, seen = time.monotonic(), 0
+        while not prefilled.done():
+            await asyncio.wait([prefilled], timeout=1.0)
+            held = await self.client.touch(prompt.request.keys, prompt.tail_keys) or 0
+            if held > seen:
+                last, seen = time.monotonic(), held
+            elif time.monotonic() - last > STALL_S:
+                log.warning("prefill of %s has brought nothing for %g s", prompt.request.id, STALL_S)
+                if not prefilled.done():
+                    prefilled.set_result(Prefilled(prompt.request.id))
+        return prefilled.result().node
 
     async def _take_over(
         self, prompt: Prompt, at: int, prefilled: asyncio.Future[Prefilled], pieces: list[Any], moved: Moved

@@ -127,12 +127,12 @@ def load_engine(
     spec: WorkerSpec,
     progress: Progress,
     *,
-    publish: Callable[[Layout], Publisher],
+    publish: Callable[[Layout, Layout | None], Publisher],
     draft: DraftLink,
     begin: Callable[[], Ranks] | None = None,
 ) -> Loaded:
-    """``publish`` makes the publisher for chunks of a layout; ``begin`` starts the other ranks of a worker that has
-    several.
+    """``publish`` makes the publisher for chunks of a layout, and of that of states; ``begin`` starts the other ranks
+    of a worker that has several.
     """
     prepare_torch(spec)
     ranks: Ranks | None = None
@@ -152,11 +152,11 @@ def load_engine(
         progress("loading draft")
     drafter = make_drafter(spec, model, folder, draft)
     progress("allocating cache")
-    publisher = publish(model.kv_shape.layout)
+    publisher = publish(model.kv_shape.layout, model.kv_shape.state_layout)
 
     def plug_in(engine: Engine) -> None:
-        if spec.publish and not engine.runner.kv.states:
-            engine.exporter = ChunkExporter(engine.runner.kv, publisher.emit)
+        if spec.publish and model.kv_shape.layers:
+            engine.exporter = ChunkExporter(engine.runner.kv, publisher.emit, engine.scheduler.states.slot_of)
         drafting = drafter.plug_in(engine) if drafter is not None else None
         if proposers := _proposers(spec, drafting):
             controller = VerifyEverything if spec.always_draft else SpeculationController

@@ -9,6 +9,7 @@ from typing import Any
 from serve_app.kv.chunk import Layout
 from serve_app.kv.client import KVClient
 from serve_app.kv.export import ExportBuffer
+from serve_app.kv.keys import BLOCK_TOKENS
 from serve_app.kv.pool import PoolOptions, get_or_create_pool
 from serve_app.worker.draft_link import DraftLink
 from serve_app.worker.engine_work import EngineWork
@@ -33,11 +34,13 @@ def start_engine_work(
     several ranks this is rank 0, which the others reach at ``host``. ``zone``: of the node.
     """
 
-    def publish(layout: Layout) -> Publisher:
+    def publish(layout: Layout, of_states: Layout | None) -> Publisher:
         options = _pool_options(spec, zone)
         # Started with the worker, or the first request would wait for it.
         get_or_create_pool(node_id, options)
-        return Publisher(KVClient(node_id, layout, options), ExportBuffer(spec.export_bytes), exporter)
+        client = KVClient(node_id, layout, options)
+        states = None if of_states is None else KVClient(node_id, of_states, options, min_remote_tokens=BLOCK_TOKENS)
+        return Publisher(client, ExportBuffer(spec.export_bytes), exporter, states)
 
     draft = DraftLink()
     loaded = load_engine(

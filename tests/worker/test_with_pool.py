@@ -97,6 +97,25 @@ async def test_decode_takes_over_what_prefill_computes(actors, caller, expected)
     assert path.early_bytes <= path.bytes and 0 <= path.handover_share < 1
 
 
+async def test_states_are_handed_over_as_well(ray_cluster, caller, tmp_path):
+    """Of a model whose layers keep any; a third worker finds those of the prompt's last border."""
+    path = tiny.write_checkpoint(tmp_path / "tiny", "qwen3_next")
+    reference = tiny.load_reference(path)
+    started = [workers.start(path, stage) for stage in ("decode", "prefill", "decode")]
+    try:
+        decode, prefill, other = started
+        ids = prompt(24, 700)
+        wanted = tiny.reference_tokens(reference, ids, 20, eos_token_id=None)
+        answer, result = await handed_over(caller, decode, prefill, ids, max_tokens=20)
+        assert answer == wanted and (result.path.prefilled, result.path.computed) == (699, 1)
+        call = caller.call(ids, max_tokens=20)
+        answer, result = await caller.follow(call, other)
+        assert answer == wanted and (result.path.node, result.path.computed) in ((699, 1), (672, 28))
+    finally:
+        for worker in started:
+            ray.kill(worker.actor)
+
+
 @pytest.mark.slow
 async def test_an_aborted_hand_over_leaves_nothing_behind(actors, caller):
     decode, _, _ = actors

@@ -90,8 +90,9 @@ def start(
     spec = WorkerSpec("tiny", stage, {"path": str(path)}, str(path), str(path.parent), dtype="float32", cpu_threads=1,
                       publish=True, **options)  # fmt: skip
 
-    def publish(layout: Layout) -> Publisher:
-        return Publisher(pool, ExportBuffer(spec.export_bytes), lambda: None)  # type: ignore[arg-type]
+    def publish(layout: Layout, of_states: Layout | None) -> Publisher:
+        states = None if of_states is None else pool
+        return Publisher(pool, ExportBuffer(spec.export_bytes), lambda: None, states)  # type: ignore[arg-type]
 
     draft = DraftLink()
     others = None if begin is None else lambda: begin(spec)

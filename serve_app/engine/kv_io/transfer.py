@@ -13,8 +13,9 @@ from torch import Tensor
 from serve_app.engine.blocks import BLOCK_TOKENS, blocks_for
 from serve_app.engine.kv_cache import KVCache
 from serve_app.engine.request import Request
+from serve_app.engine.state_slots import last_border
 from serve_app.kv.chunk import ChunkMeta
-from serve_app.kv.keys import CHUNK_TOKENS, block_keys, tail_key
+from serve_app.kv.keys import CHUNK_TOKENS, block_keys, state_key, tail_key
 
 
 @dataclass(slots=True)
@@ -32,9 +33,13 @@ class LoadedPiece:
 
 @dataclass(slots=True)
 class StoredPrefix:
-    """Contiguous pieces from token 0 (or from where the engine's own cache ends) on."""
+    """Contiguous pieces from token 0 (or from where the engine's own cache ends) on. ``state``: the states behind its
+    end, a flat uint8 tensor, of a model that keeps any; ``stop``: where that is, if pieces have more.
+    """
 
     pieces: list[LoadedPiece] = field(default_factory=list)
+    state: Tensor | None = None
+    stop: int | None = None
 
     @property
     def begin(self) -> int:
@@ -42,6 +47,8 @@ class StoredPrefix:
 
     @property
     def end(self) -> int:
+        if self.stop is not None:
+            return self.stop
         return self.pieces[-1].start + self.pieces[-1].tokens if self.pieces else 0
 
 
@@ -114,8 +121,10 @@ class ChunkExporter:
     payload, in any thread.
     """
 
-    def __init__(self, kv: KVCache, emit: Emit) -> None:
+    def __init__(self, kv: KVCache, emit: Emit, states: Callable[[bytes], int] = lambda key: 0) -> None:
+        """``states``: the slot where the states behind a block or tail are kept, 0 for none."""
         self._kv = kv
+        self._states = states
         self._layout = kv.shape.layout
         self._emit = emit
         self._done: dict[str, int] = {}
@@ -141,6 +150,30 @@ class ChunkExporter:
                 self._export(request, blocks, done, end)
                 done = end
         self._done[request.id] = done
+        if self._kv.states:
+            self._export_state(request, computed, last)
+
+    def _export_state(self, request: Request, end: int, last: bool) -> None:
+        """Of a long prompt's last border, and of a prefill's end."""
+        full, rest = divmod(end, BLOCK_TOKENS)
+        whole = last and request.prefill_only and end == len(request.tokens)
+        if not end or not (whole or (end >= CHUNK_TOKENS and end == last_border(request))):
+            return
+        media = request.media
+        keys = block_keys(request.root, request.tokens[: full * BLOCK_TOKENS], known=request.keys, media=media)
+        key = keys[-1] if keys else request.root
+        if rest:
+            start = full * BLOCK_TOKENS
+            key = tail_key(key, request.tokens[start:end], media=media, start=start)
+        if not (slot := self._states(key)):
+            return
+        layout = self._kv.shape.state_layout
+        assert layout is not None
+        named = ChunkMeta.make(
+            root=request.root, start_token=0, n_tokens=BLOCK_TOKENS, block_keys=[state_key(key)], tail_key=None,
+            layout=layout, tenant=request.tenant,
+        )  # fmt: skip
+        self._emit(request.id, named, HostCopy(self._kv.state_out(slot)))
 
     def forget(self, request_id: str) -> None:
         self._done.pop(request_id, None)
