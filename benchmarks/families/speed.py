@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from benchmarks.families.architectures import COMPLETED, Architecture, architectures
+from benchmarks.families.generation import STATE_SLOTS
 from serve_app.engine.build import EngineLimits, build_engine
 from serve_app.engine.request import Request
 from serve_app.kv.keys import root_key
@@ -29,7 +30,8 @@ CHOSEN = (
     "Gemma2ForCausalLM", "Gemma3ForCausalLM", "Olmo2ForCausalLM", "Cohere2ForCausalLM", "GPT2LMHeadModel",
     "GPTNeoXForCausalLM", "OPTForCausalLM", "Starcoder2ForCausalLM", "StableLmForCausalLM", "NemotronForCausalLM",
     "FalconForCausalLM", "GPTJForCausalLM", "Qwen3MoeForCausalLM", "MixtralForCausalLM", "GptOssForCausalLM",
-    "DeepseekV3ForCausalLM", "Ministral3ForCausalLM",
+    "DeepseekV3ForCausalLM", "Ministral3ForCausalLM", "Qwen3NextForCausalLM", "GraniteMoeHybridForCausalLM",
+    "NemotronHForCausalLM", "Lfm2ForCausalLM",
 )  # fmt: skip
 # A few ten million weights in bfloat16: enough that a step is not all dispatch, little enough for any machine.
 SIZES = Sizes(
@@ -107,7 +109,11 @@ def _compare(architecture: Architecture) -> list[Speed]:
     rng = random.Random(0)
     speeds = []
     for batch in (1, 8):
-        limits = EngineLimits(kv_cache_bytes=200 * model.kv_shape.block_bytes, max_model_len=1024)
+        limits = EngineLimits(
+            kv_cache_bytes=200 * model.kv_shape.block_bytes,
+            max_model_len=1024,
+            state_slots=STATE_SLOTS if model.kv_shape.states.parts else 0,
+        )
         engine = build_engine(model, limits)
         own, theirs = [], []
         for _ in range(ROUNDS):  # in turn, so that what else the machine does hits both
