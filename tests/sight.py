@@ -37,6 +37,8 @@ from transformers import (
     Qwen2_5_VLForConditionalGeneration,
     Qwen2VLConfig,
     Qwen2VLForConditionalGeneration,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
     Qwen3VLMoeConfig,
@@ -72,7 +74,7 @@ TEMPLATE = (
     "<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 # Positions are three numbers, which follow from a picture's grid.
-TURNING = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+TURNING = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5")
 FAMILIES = ("llava", "mistral3", "gemma3", "llama4", "mllama", *TURNING)
 # What each template writes for a picture.
 MARK = {
@@ -169,12 +171,20 @@ def _turning(family: str, ends: dict[str, Any], sizes: dict[str, Any]) -> tuple[
     shared = {"image_token_id": OWN + 8, "vision_start_token_id": OWN + 7, "vision_end_token_id": OWN + 9,
               "video_token_id": OWN + 20, "text_config": text, **ends}  # fmt: skip
     seen: dict[str, Any] = {"depth": 2, "num_heads": 4, "patch_size": 4, "spatial_merge_size": 2}
-    if family.startswith("qwen3"):
+    if family == "qwen3_5":
+        # A part of each head is rotated; every second layer keeps a state.
+        text["rope_parameters"] |= {"partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
+        text |= {"layer_types": ["linear_attention", "full_attention", "linear_attention"], "linear_num_value_heads": 4,
+                 "linear_num_key_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16}  # fmt: skip
+        seen |= {"hidden_size": 32, "intermediate_size": 64, "out_hidden_size": text["hidden_size"],
+                 "num_position_embeddings": 16}  # fmt: skip
+        model: Any = Qwen3_5ForConditionalGeneration(Qwen3_5Config(vision_config=seen, **shared))
+    elif family.startswith("qwen3"):
         # Two layers of the decoder get more of a picture.
         seen |= {"hidden_size": 32, "intermediate_size": 64, "out_hidden_size": text["hidden_size"],
                  "num_position_embeddings": 16, "deepstack_visual_indexes": [0, 1]}  # fmt: skip
         if family == "qwen3_vl":
-            model: Any = Qwen3VLForConditionalGeneration(Qwen3VLConfig(vision_config=seen, **shared))
+            model = Qwen3VLForConditionalGeneration(Qwen3VLConfig(vision_config=seen, **shared))
         else:
             text |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "decoder_sparse_step": 2}
             model = Qwen3VLMoeForConditionalGeneration(Qwen3VLMoeConfig(vision_config=seen, **shared))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from serve_app.models.hearing import MERGED
+from serve_app.models.vision import QWEN
 
 Prepared = dict[str, Tensor]
 # Patches of 16 by 16 pixels that count as one in a batch (serve_app/predict/pictures.py).
@@ -126,4 +127,4 @@ def _merged(config: Any, settings: dict[str, Any], places: int) -> Largest:
 
 _PICTURES: dict[str, Callable[[Any, dict[str, Any], int], Largest]] = {
     "pixtral": _rows, "llama4": _tiles, "mllama": _beside,
-} | dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"), _merged)  # fmt: skip
+} | dict.fromkeys(QWEN, _merged)  # fmt: skip

@@ -18,7 +18,9 @@ from torch import Tensor, nn
 from serve_app.models.media import Encoded, kept_apart
 
 # By `model_type`. Llama 3.2 reads pictures in layers of its own (:mod:`serve_app.models.crossing`).
-KNOWN = frozenset({"llava", "mistral3", "gemma3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "llama4"})
+# Of Qwen's, features are of merged patches.
+QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+KNOWN = frozenset({"llava", "mistral3", "gemma3", "llama4", *QWEN})
 # The tokens of one picture attend to each other in both directions.
 WHOLE = frozenset({"gemma3"})
 

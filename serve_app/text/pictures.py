@@ -168,6 +168,10 @@ class Tiles(PictureRule):
         return canvas(width, height, self.side, self.most, largest=self.largest)
 
 
+# Qwen's models, whose pictures are a grid of merged patches.
+QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+
+
 def read_rule(folder: Path, names: dict[str, int]) -> PictureRule:
     """The rule of the model in ``folder``, whose control tokens have these ``names``. Raises
     :class:`~serve_app.text.media.NoMedia`."""
@@ -185,7 +189,7 @@ def read_rule(folder: Path, names: dict[str, int]) -> PictureRule:
             found = _fixed(processor, settings, vision, config)
         elif family == "gemma3":
             found = _enclosed(processor, settings, read_json(folder, "tokenizer_config.json"), config)
-        elif family in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"):
+        elif family in QWEN:
             found = _merged(settings, read_json(folder, "tokenizer_config.json"), vision, config)
         elif family == "llama4":
             found = _tiles(processor, settings, vision, config)

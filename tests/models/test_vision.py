@@ -21,7 +21,7 @@ def path(request, tmp_path_factory):
 def test_features_are_transformers_own(path):
     model, truth = tiny.load(path, optimise=True), sight.Truth(path)
     # The decoder is the fused one where text alone would have it: what looks stands beside it.
-    assert ("fused_decoder" in model.report) == (path.name not in ("gemma3", "llama4"))
+    assert ("fused_decoder" in model.report) == (path.name not in ("gemma3", "llama4", "qwen3_5"))
     encoder = model.encoders["image"]
     files = [sight.picture(40, 30, seed) for seed in range(3)]
     prepared = Pictures(Place(path), **encoder.options)
