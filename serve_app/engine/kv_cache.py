@@ -148,6 +148,8 @@ class KVCache:
 
         Plane by plane, each as a contiguous [layers, 2, len(blocks), Hkv, 32, D].
         """
+        if not self.planes:  # of layers that keep states alone
+            return torch.empty(0, dtype=torch.uint8, device=self.device)
         index = self._index(blocks)
         parts = [_raw(plane).index_select(2, index).view(torch.uint8).flatten() for plane in self.planes]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -164,6 +166,8 @@ class KVCache:
         ``payload`` may lie on another device. Raises ValueError where it is no whole number of this cache's blocks, or
         ends before the last one that is asked for.
         """
+        if not self.planes:
+            return
         held, rest = divmod(payload.numel(), self.shape.block_bytes)
         if payload.dtype != torch.uint8 or rest or first + len(blocks) > held:
             raise ValueError(
