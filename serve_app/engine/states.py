@@ -63,13 +63,14 @@ class StateShape:
 class Rows:
     """Rows of a batch that go through a layer with a state together: ``count`` of each of some texts. ``index``
     [texts * count] int64 says which, text by text; None: those of one text, from ``begin`` on. ``reads`` and ``writes``
-    [texts] int64 are slots; ``reads`` None: before the texts is nothing."""
+    [texts] int64 are slots; ``reads`` None: before the texts is nothing. ``generated``: none of them is of a prompt."""
 
     begin: int
     count: int
     reads: Tensor | None
     writes: Tensor
     index: Tensor | None = None
+    generated: bool = False
 
 
 @dataclass(slots=True)
@@ -80,20 +81,23 @@ class BatchStates:
 
 
 def place_states(scheduled: Sequence[Scheduled], query_start: np.ndarray, device: torch.device) -> BatchStates:
-    """Texts with as many rows go together, those that begin apart from those that go on."""
-    alike: defaultdict[tuple[int, bool], list[tuple[int, int, int]]] = defaultdict(list)
+    """Texts with as many rows go together, those that begin apart from those that go on, and prompts from answers."""
+    alike: defaultdict[tuple[int, bool, bool], list[tuple[int, int, int]]] = defaultdict(list)
     for begin, s in zip(query_start.tolist(), scheduled, strict=False):
         request = s.request
         reads = request.state if s.start else 0
         writes = request.state_next or request.state
         if not writes:
             raise RuntimeError(f"request {request.id} has no slot for its states")
-        alike[s.count, reads > 0].append((begin, reads, writes))
+        # One row is computed in one way, whatever it is.
+        generated = s.count > 1 and s.start >= request.prompt_len
+        alike[s.count, reads > 0, generated].append((begin, reads, writes))
     rows = []
-    for (count, behind), texts in alike.items():
+    for (count, behind, generated), texts in alike.items():
         begins, reads_, writes_ = (np.array(column, np.int64) for column in zip(*texts, strict=True))
         index = (begins[:, None] + np.arange(count)).ravel()
         where, sources, targets = to_device([index, reads_, writes_], device)
         alone = len(texts) == 1
-        rows.append(Rows(texts[0][0], count, sources if behind else None, targets, None if alone else where))
+        read_from, index_ = sources if behind else None, None if alone else where
+        rows.append(Rows(texts[0][0], count, read_from, targets, index_, generated))
     return BatchStates(rows)

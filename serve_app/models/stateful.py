@@ -88,6 +88,8 @@ class StatefulLayer:
     carrier: Carrier
     # Takes one token at a time behind a state, as Mamba's first recurrence does.
     single: bool = False
+    # Computes one token otherwise than several, so that those of an answer are computed as `generate` has them.
+    stepwise: bool = False
     # Where linears within it look for the batch.
     current: Current | None = None
     seen: TextStates | None = None
@@ -136,7 +138,8 @@ class StatefulLayer:
             for (kind, number), index in self.parts.items():
                 by_kind[kind][number] = planes[index].index_select(0, rows.reads)
             held = TextStates(**by_kind)
-        if self.single and rows.reads is not None and rows.count > 1:
+        singly = self.single or (self.stepwise and rows.generated)
+        if singly and rows.reads is not None and rows.count > 1:
             tokens = [{name: _token(value, rows, at) for name, value in given.items()} for at in range(rows.count)]
             out: Any = torch.cat([self.own(**token | {self.cache: held}) for token in tokens], 1)
         else:
@@ -200,7 +203,9 @@ def wrap_stateful(module: nn.Module) -> list[StatefulLayer]:
         if cache is None:
             continue
         single = any("scan" in name for name in code.co_names) and not _continues(code)
-        layer = StatefulLayer(child, child.forward, names, cache, carrier, single)
+        # transformers keeps steps of time from becoming too short where it computes several of them, and only there.
+        least, *_ = getattr(child, "time_step_limit", (0.0,))
+        layer = StatefulLayer(child, child.forward, names, cache, carrier, single, least > 0)
         child.forward = layer
         layers.append(layer)
     return layers

@@ -35,6 +35,7 @@ class Prepared:
     extend_at: int | None
     recompute: bool
     states: StateShape
+    stepwise: bool  # some layer computes a token alone otherwise than among others
 
     def kv_shape(self, dtype: torch.dtype) -> KVShape:
         """A cache that holds what each layer hands over."""
@@ -64,7 +65,8 @@ def prepare(module: nn.Module, device: torch.device, *, latents: bool = True) ->
     carriers += [layer.carrier for layer in states[:1]]
     forward = _forward(module, carriers, extend_at)
     recompute = extend_at is not None and longrope.recomputes(module)
-    return Prepared(forward, layers, vocab_size, extend_at, recompute, shape_of(states))
+    stepwise = any(layer.stepwise for layer in states)
+    return Prepared(forward, layers, vocab_size, extend_at, recompute, shape_of(states), stepwise)
 
 
 def _forward(module: Any, carriers: list[Carrier], extend_at: int | None) -> Callable[[Batch], Tensor]:
