@@ -1,4 +1,5 @@
-"""Families that no model of the project's has, over HTTP: sounds in conversations, and pictures beside the text.
+"""Families that no model of the project's has, over HTTP: sounds in conversations, pictures beside the text, and
+pictures in a model whose layers keep states.
 
 Each is a random checkpoint with a record in a catalogue's folder, and answers as transformers' ``generate`` does.
 """
@@ -23,7 +24,7 @@ from tests import hearing, sight
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slow
-HEARS, SEES = "@cf/test/hears", "@cf/test/sees"
+HEARS, SEES, KEEPS = "@cf/test/hears", "@cf/test/sees", "@cf/test/keeps"
 TOKENS = 12
 QUESTION = "What is it?"
 
@@ -42,7 +43,11 @@ def record(model: str, path: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> dict[str, Path]:
     weights = tmp_path_factory.mktemp("weights")
-    return {HEARS: hearing.write(weights / "hears", "qwen2_audio"), SEES: sight.write(weights / "sees", "mllama")}
+    return {
+        HEARS: hearing.write(weights / "hears", "qwen2_audio"),
+        SEES: sight.write(weights / "sees", "mllama"),
+        KEEPS: sight.write(weights / "keeps", "qwen3_5"),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +95,7 @@ def shown(model: str, file: bytes) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{coded}"}}
 
 
-@pytest.mark.parametrize("model", [HEARS, SEES])
+@pytest.mark.parametrize("model", [HEARS, SEES, KEEPS])
 def test_every_dialect_that_takes_a_file_answers_as_transformers_does(http, folders, model):
     hears = model == HEARS
     truth = (hearing.Truth if hears else sight.Truth)(folders[model])

@@ -60,7 +60,7 @@ def test_what_can_not_be_compared_is_refused_and_not_remembered(monkeypatch, tmp
 
     path = tiny.write_checkpoint(tmp_path / "model", "llama")
     with monkeypatch.context() as patched:
-        patched.setattr(check, broken, objects if broken == "scale_down" else lambda module: objects)
+        patched.setattr(check, broken, objects if broken == "scale_down" else lambda *_: objects)
         with pytest.raises(UnsupportedModel, match="scaled down.*a library is missing"):
             load_causal_lm(path, dtype="float32")
     assert load_causal_lm(path, dtype="float32").report["check"] == "agrees with transformers"
