@@ -20,6 +20,8 @@ from transformers import (
     GPTNeoXForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
+    JambaConfig,
+    JambaForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -135,6 +137,16 @@ MIXTURES = {
 
 # Every second layer keeps a state.
 STATEFUL = {
+    # Its tokens go through layers one by one behind a state.
+    "jamba": (
+        JambaConfig,
+        JambaForCausalLM,
+        {
+            "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1,
+            "num_experts": 4, "num_experts_per_tok": 2, "mamba_d_state": 8, "mamba_dt_rank": 8,
+            "use_mamba_kernels": False,
+        },
+    ),
     "qwen3_next": (
         Qwen3NextConfig,
         Qwen3NextForCausalLM,

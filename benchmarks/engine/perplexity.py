@@ -35,12 +35,13 @@ NEW = 48
 def perplexity(model: CausalModel, ids: list[int], window: int) -> float:
     """exp(mean negative log-likelihood) of ``ids`` in consecutive windows of ``window`` tokens."""
     count = blocks_for(window)
-    kv = model.kv_shape.allocate(count + 1, model.device)
+    kv = model.kv_shape.allocate(count + 1, model.device, slots=1)
     total, seen = 0.0, 0
     for start in range(0, len(ids) - 1, window):
         part = ids[start : start + window + 1]
         tokens = part[:-1]
         request = Request("p", tokens, len(tokens), SamplingParams(), root=b"", blocks=list(range(1, count + 1)))
+        request.state = 1
         logits = model.forward(build_batch([Scheduled(request, 0, len(tokens), len(tokens))], kv)).float()
         wanted = torch.tensor(part[1:], device=logits.device)
         losses = torch.nn.functional.cross_entropy(logits, wanted, reduction="sum")

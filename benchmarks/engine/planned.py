@@ -118,7 +118,7 @@ def step_bytes(model: Any) -> int:
     from serve_app.models.peak import Living
     from serve_app.sampling_params import SamplingParams
 
-    kv, each, scheduled = model.kv_shape.allocate(ROWS // BLOCK_TOKENS + 1, "cpu"), ROWS // 2, []
+    kv, each, scheduled = model.kv_shape.allocate(ROWS // BLOCK_TOKENS + 1, "cpu", 2), ROWS // 2, []
     for index in range(2):
         ids = [(7 * i + index) % COMMON["vocab_size"] for i in range(each)]
         request = Request(str(index), ids, each, SamplingParams(), b"")

@@ -24,12 +24,15 @@ def main(path: Path, threads: int) -> None:
         for name in ("tokenizer.json", "preprocessor_config.json"):
             shutil.copy(path / name, folder / name)
         model = WhisperModel(str(folder), device="cpu", compute_type="float32", cpu_threads=threads)
+        # As many tokens as the others may say, of which the first four say what is asked.
+        most = json.loads((path / "generation_config.json").read_text()).get("max_length")
         print(json.dumps("ready"), flush=True)
         for line in sys.stdin:
             texts = []
             for name in json.loads(line):
                 segments, _ = model.transcribe(name, beam_size=1, best_of=1, temperature=0.0, language="en",
-                                               condition_on_previous_text=False)  # fmt: skip
+                                               condition_on_previous_text=False,
+                                               max_new_tokens=most and most - 4)  # fmt: skip
                 texts.append("".join(segment.text for segment in segments).strip())
             print(json.dumps(texts), flush=True)
 

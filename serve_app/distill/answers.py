@@ -159,8 +159,9 @@ class Teacher:
             at += count
             # The row of the last token is left out: what follows it was never written.
             scheduled.append(Scheduled(request, 0, len(sample.ids) - 1, len(sample.ids) - sample.prompt))
-        if at > self._kv.num_blocks:
-            self._kv = self._model.kv_shape.allocate(at, self._model.device)
+        if at > self._kv.num_blocks or (self._kv.states and len(samples) >= len(self._kv.states[0])):
+            blocks = max(at, self._kv.num_blocks)
+            self._kv = self._model.kv_shape.allocate(blocks, self._model.device, len(samples))
         batch = build_batch(scheduled, self._kv)
         batch.capture = Capture(self._layers) if self._layers else None
         logits = self._model.forward(batch)

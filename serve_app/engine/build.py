@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from serve_app.costs.states import share_out
+from serve_app.costs.states import share_out, slot_bytes
 from serve_app.engine.blocks import BLOCK_TOKENS, BlockPool, blocks_for
 from serve_app.engine.engine import Engine
 from serve_app.engine.gpu.graphs import DecodeGraphs
@@ -23,6 +23,8 @@ from serve_app.engine.scores import score_rows
 from serve_app.engine.state_slots import StateSlots
 from serve_app.kernels.gpu.backend import operators
 
+# Tokens of a step that go through layers one by one.
+PIECE = 64
 # Of each text, where blocks hold nothing and nothing else bounds its length.
 NAMED_TOKENS = 1 << 17
 
@@ -68,8 +70,8 @@ def with_states(limits: EngineLimits, shape: KVShape) -> EngineLimits:
     size, budget = shape.states.bytes, limits.kv_cache_bytes
     if not size or limits.state_slots:
         return limits
-    slots = share_out(budget, size, limits.max_num_seqs)
-    left = budget - slots.count * size if budget else 0
+    slots = share_out(budget, size, limits.max_num_seqs, alone=not shape.layers)
+    left = budget - slot_bytes(slots.count, size) if budget else 0
     return replace(limits, state_slots=slots.count, max_num_seqs=slots.texts, kv_cache_bytes=left)
 
 
@@ -133,7 +135,7 @@ def build_engine(model: CausalModel, limits: EngineLimits, wire: Callable[[Engin
     scheduler.extend_at, scheduler.recompute = model.extend_at, model.recompute
     runner = Runner(model.forward, model.kv_shape.allocate(count + limits.reserved_blocks, model.device, slots))
     if slots:
-        scheduler.states = StateSlots(slots, limits.max_num_seqs)
+        scheduler.states = StateSlots(slots, limits.max_num_seqs, PIECE if model.kv_shape.states.single else 0)
     # The rotation of a text is known on the host alone, and may change with its length. So are texts with states, which
     # rows go through these layers one by one.
     fixed = model.extend_at is None and not slots and model.device.type == "cuda"

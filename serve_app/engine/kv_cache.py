@@ -103,7 +103,7 @@ class KVShape:
         return Layout.of_states([(part.kind, part.size, part.dtype) for part in self.states.parts], self.states.bytes)
 
     def allocate(self, num_blocks: int, device: str | torch.device, slots: int = 0) -> KVCache:
-        """A cache of zeros; ``slots`` of states beside slot 0, by default as many as there are blocks."""
+        """A cache of zeros; ``slots`` of states beside slot 0."""
         return KVCache(self, num_blocks, device, slots)
 
 
@@ -117,7 +117,7 @@ class KVCache:
     __slots__ = ("_layers", "copies", "device", "num_blocks", "planes", "shape", "states")
 
     def __init__(self, shape: KVShape, num_blocks: int, device: str | torch.device, slots: int = 0) -> None:
-        self.states = shape.states.allocate(1 + (slots or num_blocks), device)
+        self.states = shape.states.allocate(1 + slots, device)
         self.shape, self.num_blocks = shape, num_blocks
         # One tensor per distinct shape, in the order in which the shapes first occur.
         self.planes: list[Tensor] = []

@@ -128,6 +128,8 @@ class Request:
     # that is under way writes to, if that is another.
     state: int = 0
     state_next: int = 0
+    # So many tokens the first of them has seen.
+    state_at: int = 0
     # So many tokens are cached that another began with, without a state: one is to be kept there.
     branch: int = 0
     # Tokens whose log-probabilities are wanted beside those of the first one that is generated.

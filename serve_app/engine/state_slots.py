@@ -77,7 +77,9 @@ class StateSlots(Stateless):
 
     needed = True
 
-    def __init__(self, count: int, running: int) -> None:
+    def __init__(self, count: int, running: int, piece: int = 0) -> None:
+        """``piece``: most tokens that one step computes of a text behind a state; 0: as many as there is room for."""
+        self.piece = piece
         if count < 2 * running:
             raise ValueError(f"{count} slots of states do not hold {running} texts, which may write to two each")
         self.count = count
@@ -111,6 +113,8 @@ class StateSlots(Stateless):
         return self._kept.get(key, 0)
 
     def cut(self, request: Request, start: int, count: int) -> int:
+        if self.piece and start:
+            count = min(count, self.piece)
         end = start + count
         for border in sorted((request.branch, last_border(request))):
             if start + WORTH_A_STEP <= border < end:
@@ -130,9 +134,14 @@ class StateSlots(Stateless):
             self._drop(request.state)
             request.state = request.state_next
         request.state_next = 0
-        return 0 if fallen else count
+        if fallen:
+            return 0
+        request.state_at = request.computed + count
+        return count
 
     def keep(self, request: Request, key: bytes | None = None) -> None:
+        if request.state_at != request.computed:
+            return  # an answer has ended before its last drafts
         if key is None:
             full, rest = divmod(request.computed, BLOCK_TOKENS)
             if rest or not full:

@@ -45,9 +45,10 @@ class StatePart:
 
 @dataclass(slots=True, frozen=True)
 class StateShape:
-    """All that a model's layers keep of one text."""
+    """All that a model's layers keep of one text. ``single``: behind a state tokens go through one by one."""
 
     parts: tuple[StatePart, ...] = ()
+    single: bool = False
 
     @property
     def bytes(self) -> int:

@@ -113,12 +113,19 @@ class StatefulLayer:
             found = _put(found, out, rows, part)
         return found
 
+    def _token(self, batch: Any, rows: Rows, at: int, given: dict[str, Any]) -> Any:
+        """The module on one of the ``rows`` of each text."""
+        index = None if rows.index is None else rows.index.view(-1, rows.count)[:, at]
+        with self._within(batch, Rows(rows.begin + at, 1, None, rows.writes, index)):
+            return self.own(**{name: _token(value, rows, at) for name, value in given.items()})
+
     @contextmanager
     def _within(self, batch: Any, rows: Rows) -> Iterator[None]:
         """Linears get the ``rows`` of ``batch`` alone."""
         if self.current is None:
             yield
             return
+        before = self.current.batch
         index = rows.index if rows.index is not None else slice(rows.begin, rows.begin + rows.count)
         adapters = None if batch.adapters is None else batch.adapters[index]
         self.current.batch = replace(
@@ -127,7 +134,7 @@ class StatefulLayer:
         try:
             yield
         finally:
-            self.current.batch = batch
+            self.current.batch = before
 
     def _texts(self, batch: Any, rows: Rows, given: dict[str, Any]) -> Any:
         """The module on the ``rows`` that ``given`` has, with their states."""
@@ -140,8 +147,9 @@ class StatefulLayer:
             held = TextStates(**by_kind)
         singly = self.single or (self.stepwise and rows.generated)
         if singly and rows.reads is not None and rows.count > 1:
-            tokens = [{name: _token(value, rows, at) for name, value in given.items()} for at in range(rows.count)]
-            out: Any = torch.cat([self.own(**token | {self.cache: held}) for token in tokens], 1)
+            out: Any = torch.cat(
+                [self._token(batch, rows, at, given | {self.cache: held}) for at in range(rows.count)], 1
+            )
         else:
             out = self.own(**given | {self.cache: held})
         for (kind, number), index in self.parts.items():
@@ -280,7 +288,7 @@ def showing(layers: list[StatefulLayer]) -> Iterator[None]:
                 layer.parts[kind, index] = len(places)
                 places.append(StatePart(number, kind, index, tuple(tensor.shape[1:]), tensor.dtype))
     for layer in layers:
-        layer.shape = StateShape(tuple(places))
+        layer.shape = StateShape(tuple(places), any(layer.single for layer in layers))
 
 
 def shape_of(layers: list[StatefulLayer]) -> StateShape:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from serve_app.costs.states import NoRoom, Slots, share_out
+from serve_app.costs.states import NoRoom, Slots, share_out, slot_bytes
 from serve_app.planning.devices import Device
 from serve_app.planning.model import Model
 from serve_app.planning.ranks import DoesNotDivide, Rank, Split, divide
@@ -92,13 +92,13 @@ class Plan:
         """Of states, and how many texts may run with them; none of a model that keeps none."""
         if not self.model.state_bytes:
             return Slots(0, self.asked.sequences)
-        return share_out(self.left[0], self.model.state_bytes, self.asked.sequences)
+        return share_out(self.left[0], self.model.state_bytes, self.asked.sequences, alone=not self.token_bytes)
 
     def _tokens_of(self, stage: int) -> int:
         rank = self.ranks[stage]
         caches = self.model.caches[rank.first : rank.last]
         block = BLOCK_TOKENS * sum(cache.rank_bytes(self.split.tensor) for cache in caches)
-        left = self.left[stage] - self.slots.count * self.model.state_bytes
+        left = self.left[stage] - slot_bytes(self.slots.count, self.model.state_bytes)
         return max(0, left // block - 1) * BLOCK_TOKENS if block else 1 << 40
 
     def _holds(self, texts: int, tokens: int) -> bool:
@@ -142,7 +142,7 @@ def make_plan(model: Model, asked: ServingTarget, split: Split) -> Plan:
         left.append(asked.kv_cache_bytes or room)
     if model.state_bytes:
         try:
-            share_out(left[0], model.state_bytes, asked.sequences)
+            share_out(left[0], model.state_bytes, asked.sequences, alone=not any(c.token_bytes for c in model.caches))
         except NoRoom as reason:
             raise DoesNotFit(f"{split}: {reason}") from None
     plan = Plan(model, asked, split, ranks, left, Rates(0, 0, asked.context, 0, 0))

@@ -107,10 +107,13 @@ def divide(model: Model, split: Split, *, batch_tokens: int, sampled: int, cpu: 
                 rank.copies += mine + (-part.bytes // split.tensor) if _repeated(role, split) else 0
         drawn = sampled if end == len(model.layers) else 0
         if cpu:
-            rank.activations = cpu_logit_bytes(model, split, drawn) + bound_on_cpus(model, split, batch_tokens)
+            step = max(bound_on_cpus(model, split, batch_tokens), copied_states(model, sampled))
+            rank.activations = cpu_logit_bytes(model, split, drawn) + step
         else:
             # Tokens are drawn once the layers' buffers are free again.
-            rank.activations = max(logit_bytes(model, drawn), activation_bytes(model, split, batch_tokens))
+            rank.activations = max(
+                logit_bytes(model, drawn), activation_bytes(model, split, batch_tokens), copied_states(model, sampled)
+            )
         ranks.append(rank)
     return ranks
 
@@ -175,6 +178,11 @@ def activation_bytes(model: Model, split: Split, tokens: int) -> int:
     # Of each choice: what enters, gate and up, and what comes out.
     moe = normed + 2 * model.chosen * (2 * model.hidden + 2 * model.moe_inner // split.tensor) if model.experts else 0
     return tokens * 2 * model.hidden + max(tokens * max(attention, dense, moe), _recurrence(model, tokens))
+
+
+def copied_states(model: Model, texts: int) -> int:
+    """What one layer takes of the states of ``texts`` that generate: copied, changed, and what that is made of."""
+    return 4 * texts * max((cache.state for cache in model.caches), default=0)
 
 
 def _recurrence(model: Model, tokens: int) -> int:

@@ -91,6 +91,7 @@ class EngineWork:
         self.adapters = open_adapters(spec, loaded.model.adapters, self._engine_loop, self._fail)
         self.media = loaded.media
         self._reader = PoolReader(self._publisher.client, engine, self._engine_loop, self._publisher.states)
+        self._reader.several_nodes = spec.several_nodes
         self._sender = TokenSender(worker_id, on_lost=self._inbox_lost, on_closed=self._abort)
         told = self._reader.fetches, self.adapters, loaded.weights, PoolWatch(self._publisher.client)
         self._load = EngineLoad(spec.model, spec.stage, node_id, engine, self._sender, *told, zone)

@@ -132,6 +132,7 @@ class PoolReader:
         self._engine, self._engine_loop = engine, engine_loop
         client.costs.prefill, client.costs.copies = engine.meter.prefill, engine.runner.kv.copies
         client.busy_s = lambda: engine.scheduler.queued_tokens * client.costs.token_seconds
+        self.several_nodes = False
         # States without keys and values lie in no chunk.
         self.pooled = bool(engine.runner.kv.shape.layers)
         self._arrived = 0  # tokens whose K/V are here and wait to be copied
@@ -205,7 +206,10 @@ class PoolReader:
         own = self._own(request)
         if self.states is not None:
             node = await self._prefilled(prompt, prefilled)
-            return await self._with_states(prompt, self._own(request), node)
+            ended = time.perf_counter()
+            stored = await self._with_states(prompt, self._own(request), node, weighed=False)
+            stored.moved.prefilled_at, stored.moved.handover_s = ended, time.perf_counter() - ended
+            return stored
         pieces: list[Any] = []
         moved = Moved()
         promised = [*request.keys[own // BLOCK_TOKENS :], *prompt.tail_keys]
@@ -229,9 +233,9 @@ class PoolReader:
         end = pieces[-1].start + pieces[-1].tokens if pieces else own
         return Stored(StoredPrefix(pieces) if pieces else None, end, end, moved)
 
-    async def _with_states(self, prompt: Prompt, own: int, node: str | None = None) -> Stored:
+    async def _with_states(self, prompt: Prompt, own: int, node: str | None = None, *, weighed: bool = True) -> Stored:
         """What the pool has up to where it has states as well: the end of what is wanted, or its last border; ``node``
-        has computed it.
+        has computed it. ``weighed``: not where computing it is predicted to be faster.
         """
         import torch
 
@@ -246,6 +250,10 @@ class PoolReader:
         held = await self.client.touch(keys, tails) or 0
         for end, key in ends:
             if end <= own:
+                break
+            shape = self._engine.runner.kv.shape
+            nbytes = shape.states.bytes + (end - own) * shape.token_bytes
+            if weighed and not self.client.costs.worth("node", end - own, nbytes):
                 break
             states = await self.states.fetch([state_key(key)], from_node=node)
             if not states:
@@ -264,13 +272,15 @@ class PoolReader:
     async def _prefilled(self, prompt: Prompt, prefilled: asyncio.Future[Prefilled]) -> str | None:
         """The node of the prefill worker that has computed a prompt, once it has; None where it brings nothing."""
         last, seen = time.monotonic(), 0
+        # What another node's pool has is not seen from here before prefill has ended.
+        stall_s = PROMISE_S if self.several_nodes else STALL_S
         while not prefilled.done():
             await asyncio.wait([prefilled], timeout=1.0)
             held = await self.client.touch(prompt.request.keys, prompt.tail_keys) or 0
             if held > seen:
                 last, seen = time.monotonic(), held
-            elif time.monotonic() - last > STALL_S:
-                log.warning("prefill of %s has brought nothing for %g s", prompt.request.id, STALL_S)
+            elif time.monotonic() - last > stall_s:
+                log.warning("prefill of %s has brought nothing for %g s", prompt.request.id, stall_s)
                 if not prefilled.done():
                     prefilled.set_result(Prefilled(prompt.request.id))
         return prefilled.result().node

@@ -40,7 +40,9 @@ def start_engine_work(
         get_or_create_pool(node_id, options)
         client = KVClient(node_id, layout, options)
         states = None if of_states is None else KVClient(node_id, of_states, options, min_remote_tokens=BLOCK_TOKENS)
-        return Publisher(client, ExportBuffer(spec.export_bytes), exporter, states)
+        # A prefill has two states on their way, and the engine waits where there is no room.
+        room = spec.export_bytes + (8 * of_states.block_bytes if of_states is not None else 0)
+        return Publisher(client, ExportBuffer(room), exporter, states)
 
     draft = DraftLink()
     loaded = load_engine(

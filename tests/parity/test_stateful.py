@@ -132,6 +132,27 @@ def test_drafts(family, expected, options):
     assert generate(engine, batch) == expected
 
 
+def test_an_answer_that_ends_within_its_drafts_keeps_no_state_of_what_was_behind(family):
+    """All of them stand, the end among them; what it leaves ends at a block's border."""
+    rng = random.Random(9)
+    prompt = [rng.randrange(3, 250) for _ in range(60)]
+    whole = tiny.reference_tokens(family[1], prompt, NEW_TOKENS, eos_token_id=None)
+    engine = tiny.make_engine(family[0], num_blocks=200)
+    guesses = Guesses({tuple(prompt): whole})
+    guesses.rng.random = lambda: 0.0
+    engine.speculation = Speculation(guesses, VerifyEverything(5))
+    engine.scheduler.eos_token_ids = frozenset([whole[4]])
+    engine.add(tiny.make_request("a", prompt, max_tokens=NEW_TOKENS))
+    said = tiny.run_all(engine)["a"]
+    assert said == whole[: whole.index(whole[4]) + 1]
+    engine.scheduler.eos_token_ids = frozenset()
+    engine.speculation = None
+    longer = [*prompt, *said, *(rng.randrange(3, 250) for _ in range(40))]
+    wanted = tiny.reference_tokens(family[1], longer, NEW_TOKENS, eos_token_id=None)
+    assert generate(engine, [longer], ignore_eos=True) == [wanted]
+    assert engine.stats.cached_tokens == 0
+
+
 def test_questions_about_one_text_go_on_from_its_last_token(family):
     """Which lies within a block: its states are kept under the name of what lies there."""
     engine, rng = tiny.make_engine(family[0], num_blocks=200), random.Random(8)

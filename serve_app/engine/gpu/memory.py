@@ -65,6 +65,8 @@ def measure(forward: Forward, shape: KVShape, device: torch.device, *, max_batch
     torch.cuda.reset_peak_memory_stats(device)
     with torch.inference_mode():
         draw_all(forward(largest_batch(kv, max_batch_tokens, max_num_seqs, max_model_len)))
+        if kv.states:
+            forward(widest_batch(kv, max_num_seqs))
     torch.cuda.synchronize(device)
     activations = torch.cuda.max_memory_allocated(device) - held
     torch.cuda.empty_cache()
@@ -109,6 +111,14 @@ def largest_batch(kv: KVCache, max_batch_tokens: int, max_num_seqs: int, max_mod
         kv=kv,
         states=_states(lengths, device) if kv.states else None,
     )
+
+
+def widest_batch(kv: KVCache, texts: int) -> Batch:
+    """One row of each of ``texts``, behind the states in slot 0 of ``kv``."""
+    batch = largest_batch(kv, texts, texts, 1)
+    nobody = torch.zeros(texts, dtype=torch.int64, device=kv.device)
+    batch.states = BatchStates([Rows(0, 1, nobody, nobody, torch.arange(texts, device=kv.device))])
+    return batch
 
 
 def _states(lengths: list[int], device: torch.device) -> BatchStates:

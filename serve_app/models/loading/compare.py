@@ -26,7 +26,7 @@ def probe(model: CausalModel, forward: Forward) -> Tensor:
     """Logits float32 of two prompts, one over a block's border, and of a token behind each."""
     vocab = min(model.vocab_size, 1000)
     prompts = [[(7 * i + 3) % vocab for i in range(40)], [(11 * i + 5) % vocab for i in range(6)]]
-    kv = model.kv_shape.allocate(4, model.device)
+    kv = model.kv_shape.allocate(4, model.device, slots=2)
     requests = [
         Request(str(i), prompt, len(prompt), SamplingParams(), root=b"", blocks=blocks, state=1 + i)
         for i, (prompt, blocks) in enumerate(zip(prompts, ([1, 3], [2]), strict=True))
