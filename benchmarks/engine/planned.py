@@ -130,7 +130,7 @@ def step_bytes(model: Any) -> int:
     with torch.no_grad():
         batch = build_batch(scheduled, kv)
         model.forward(batch)  # tables of positions are made once
-        with Living([*model.module.parameters(), *model.module.buffers(), *kv.planes]) as living:
+        with Living([*model.module.parameters(), *model.module.buffers(), *kv.planes, *kv.states]) as living:
             model.forward(batch)
     return living.peak
 

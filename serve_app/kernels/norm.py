@@ -58,7 +58,8 @@ def replace_rms_norms(model: nn.Module) -> int:
 def _matching(library: native.Library, module: nn.Module) -> FastRMSNorm | None:
     weight = getattr(module, "weight", None)
     eps = next((getattr(module, name) for name in _EPS_NAMES if hasattr(module, name)), None)
-    if not isinstance(weight, Tensor) or weight.dim() != 1 or not isinstance(eps, float) or weight.is_cuda:
+    # A buffer of ones stands for a norm without weights, on rows of any length.
+    if not isinstance(weight, nn.Parameter) or weight.dim() != 1 or not isinstance(eps, float) or weight.is_cuda:
         return None
     if weight.dtype not in (torch.float32, torch.bfloat16) or len(weight) % 16 or "forward" in vars(module):
         return None

@@ -107,12 +107,14 @@ def divide(model: Model, split: Split, *, batch_tokens: int, sampled: int, cpu: 
                 rank.copies += mine + (-part.bytes // split.tensor) if _repeated(role, split) else 0
         drawn = sampled if end == len(model.layers) else 0
         if cpu:
-            step = max(bound_on_cpus(model, split, batch_tokens), copied_states(model, sampled))
+            step = max(bound_on_cpus(model, split, batch_tokens), recurrence_bytes(model, batch_tokens, sampled))
             rank.activations = cpu_logit_bytes(model, split, drawn) + step
         else:
             # Tokens are drawn once the layers' buffers are free again.
             rank.activations = max(
-                logit_bytes(model, drawn), activation_bytes(model, split, batch_tokens), copied_states(model, sampled)
+                logit_bytes(model, drawn),
+                activation_bytes(model, split, batch_tokens),
+                recurrence_bytes(model, batch_tokens, sampled),
             )
         ranks.append(rank)
     return ranks
@@ -163,7 +165,7 @@ def bound_on_cpus(model: Model, split: Split, tokens: int) -> int:
     # Of each choice: what enters and comes out, as it is and in the order of experts; gates and ups, cut off at limits.
     each = 4 * model.hidden + 7 * model.moe_inner // split.tensor
     mixture = item * model.chosen * each if model.experts else 0
-    return tokens * 2 * item * model.hidden + max(tokens * max(attention, dense, mixture), _recurrence(model, tokens))
+    return tokens * 2 * item * model.hidden + tokens * max(attention, dense, mixture)
 
 
 def activation_bytes(model: Model, split: Split, tokens: int) -> int:
@@ -177,15 +179,16 @@ def activation_bytes(model: Model, split: Split, tokens: int) -> int:
     dense = max(normed + 2 * inner, 3 * inner)
     # Of each choice: what enters, gate and up, and what comes out.
     moe = normed + 2 * model.chosen * (2 * model.hidden + 2 * model.moe_inner // split.tensor) if model.experts else 0
-    return tokens * 2 * model.hidden + max(tokens * max(attention, dense, moe), _recurrence(model, tokens))
+    return tokens * 2 * model.hidden + tokens * max(attention, dense, moe)
 
 
-def copied_states(model: Model, texts: int) -> int:
-    """What one layer takes of the states of ``texts`` that generate: copied, changed, and what that is made of."""
-    return 4 * texts * max((cache.state for cache in model.caches), default=0)
-
-
-def _recurrence(model: Model, tokens: int) -> int:
-    """Of one layer with a state."""
+def recurrence_bytes(model: Model, tokens: int, texts: int) -> int:
+    """What a step takes within a layer with a state: of ``tokens`` rows of ``texts``, each of which is filled up to a
+    whole chunk of 64; or the states of all of them, copied, changed, and what that is made of.
+    """
+    if not model.state_bytes:
+        return 0
     fixed, each = model.recurrence
-    return int(fixed + each * tokens)
+    rows = tokens + 64 * texts
+    copied = 4 * texts * max(cache.state for cache in model.caches)
+    return 2 * model.item * model.hidden * tokens + max(int(fixed + each * rows), copied)

@@ -66,7 +66,7 @@ def measure(forward: Forward, shape: KVShape, device: torch.device, *, max_batch
     with torch.inference_mode():
         draw_all(forward(largest_batch(kv, max_batch_tokens, max_num_seqs, max_model_len)))
         if kv.states:
-            forward(widest_batch(kv, max_num_seqs))
+            forward(widest_batch(kv, max_num_seqs, max(1, max_batch_tokens // max_num_seqs)))
     torch.cuda.synchronize(device)
     activations = torch.cuda.max_memory_allocated(device) - held
     torch.cuda.empty_cache()
@@ -113,11 +113,11 @@ def largest_batch(kv: KVCache, max_batch_tokens: int, max_num_seqs: int, max_mod
     )
 
 
-def widest_batch(kv: KVCache, texts: int) -> Batch:
-    """One row of each of ``texts``, behind the states in slot 0 of ``kv``."""
-    batch = largest_batch(kv, texts, texts, 1)
+def widest_batch(kv: KVCache, texts: int, rows: int) -> Batch:
+    """So many ``rows`` of each of ``texts``, behind the states in slot 0 of ``kv``, all together."""
+    batch = largest_batch(kv, texts * rows, texts, rows)
     nobody = torch.zeros(texts, dtype=torch.int64, device=kv.device)
-    batch.states = BatchStates([Rows(0, 1, nobody, nobody, torch.arange(texts, device=kv.device))])
+    batch.states = BatchStates([Rows(0, rows, nobody, nobody, torch.arange(texts * rows, device=kv.device))])
     return batch
 
 
