@@ -157,6 +157,7 @@ class GroupCache(KVCache):
     def __init__(self, shape: GroupShape, num_blocks: int, device: str | torch.device) -> None:
         self.own = own = shape.parts[0].shape.allocate(num_blocks, device)
         self.shape = self.whole = shape
+        self.states = own.states
         self.num_blocks, self.device, self.planes, self._layers = num_blocks, own.device, own.planes, own._layers
         self.copies = Rate(COPY_BYTES_S["cuda" if own.device.type == "cuda" else "cpu"])
         self.coming: deque[Gathering] = deque()

@@ -31,6 +31,7 @@ SERVED = [
     ("Phi3ForCausalLM (longrope)", "transformers' forward"),
     ("Ministral3ForCausalLM (scaled queries)", "transformers' forward"),
     ("LlamaForCausalLM (biases, tied)", "fast layer"),
+    ("FalconH1ForCausalLM", "transformers' forward"),
 ]
 MORE_SERVED = [
     ("Llama4ForCausalLM", "transformers' forward"),
@@ -47,9 +48,9 @@ MORE_SERVED = [
     ("BertGenerationDecoder", "transformers' forward"),
 ]
 REFUSED = [
-    ("FalconH1ForCausalLM", "keeps state"),
+    ("RecurrentGemmaForCausalLM", "keeps something of a text"),
     ("DiffLlamaForCausalLM", "calls attention 8 times"),
-    ("DeepseekV32ForCausalLM", "DeepseekV32Indexer keeps state"),
+    ("DeepseekV32ForCausalLM", "DeepseekV32Indexer keeps something of a text"),
     ("FalconForCausalLM (alibi)", "ALiBi"),
     ("BartForCausalLM", "takes no positions"),
     ("GitForCausalLM", "attention"),

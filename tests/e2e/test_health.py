@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from ray import serve
@@ -16,18 +17,42 @@ from serve_app.tasks.model import ServedModel
 from serve_app.wire.methods import PROBE
 from serve_app.wire.replicas import Nothing
 from tests.e2e.conftest import EMBED
+from tests.waiting import wait_for
 
 
 def test_the_status_is_that_of_serve(stack) -> None:
-    told, public = applications(), serve.status().applications
-    assert "gateway" in told and told.keys() == public.keys()
-    for name, overview in public.items():
-        assert (told[name]["status"], told[name]["message"]) == (overview.status.value, overview.message)
-        assert told[name]["deployments"].keys() == overview.deployments.keys()
-        for deployment, found in overview.deployments.items():
-            ours = told[name]["deployments"][deployment]
-            assert ours["status"] == found.status.value
-            assert Counter(replica["state"] for replica in ours["replicas"]) == found.replica_states
+    """Asked until nothing has changed between one and the other: models of other tests come and go."""
+
+    def agree() -> bool:
+        told, public = applications(), serve.status().applications
+        assert "gateway" in told
+        return _plain(told) == {
+            name: (
+                overview.status.value,
+                overview.message,
+                {
+                    deployment: (found.status.value, Counter(found.replica_states))
+                    for deployment, found in overview.deployments.items()
+                },
+            )
+            for name, overview in public.items()
+        }
+
+    wait_for(agree)
+
+
+def _plain(told: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: (
+            application["status"],
+            application["message"],
+            {
+                deployment: (ours["status"], Counter(replica["state"] for replica in ours["replicas"]))
+                for deployment, ours in application["deployments"].items()
+            },
+        )
+        for name, application in told.items()
+    }
 
 
 async def test_a_model_that_serve_has_not_been_told_of_is_loading(stack) -> None:

@@ -7,7 +7,14 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import BertConfig, BertForMaskedLM, BloomConfig, BloomForCausalLM, MambaConfig, MambaForCausalLM
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BloomConfig,
+    BloomForCausalLM,
+    RecurrentGemmaConfig,
+    RecurrentGemmaForCausalLM,
+)
 
 from serve_app.engine.kv_cache import KVShape
 from serve_app.models.load import load_causal_lm
@@ -120,10 +127,14 @@ def test_attention_that_bypasses_the_cache(tmp_path):
     assert "BloomForCausalLM" in text and "takes no positions" in text
 
 
-def test_a_model_without_attention(tmp_path):
-    MambaForCausalLM(MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2)).save_pretrained(tmp_path)
+def test_a_model_without_a_cache(tmp_path):
+    config = RecurrentGemmaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=2, head_dim=16,
+        lru_width=32,
+    )  # fmt: skip
+    RecurrentGemmaForCausalLM(config).save_pretrained(tmp_path)
     text = reason(tmp_path)
-    assert "MambaForCausalLM" in text and "keeps state" in text and "paged cache" in text
+    assert "RecurrentGemmaForCausalLM" in text and "neither keys and values nor a state" in text
 
 
 def test_an_unknown_dtype(copy):

@@ -37,7 +37,7 @@ def load(target: Path, tmp_path: Path, *, method: str = "deployment", weights: P
         speculate_tokens=options.get("draft_tokens", 0), **options,
     )  # fmt: skip
     publisher = Publisher(None, ExportBuffer(0), lambda: None)  # nothing is published without an event loop
-    return load_engine(spec, lambda stage: None, publish=lambda layout: publisher, draft=DraftLink())
+    return load_engine(spec, lambda stage: None, publish=lambda *_: publisher, draft=DraftLink())
 
 
 def answer(engine, **adapter: Any) -> list[int]:
