@@ -21,7 +21,7 @@ def seal_tail(request: Request, blocks: BlockPool) -> None:
     blocks.
     """
     if request.shared == len(request.tokens) and request.shared % BLOCK_TOKENS:
-        blocks.seal(request.blocks[request.shared // BLOCK_TOKENS], name_of_tail(request))
+        blocks.seal(request.blocks[request.shared // BLOCK_TOKENS], name_at(request, request.shared))
 
 
 def find_tail(request: Request, hits: int, reusable: int, blocks: BlockPool) -> list[int]:
@@ -31,22 +31,16 @@ def find_tail(request: Request, hits: int, reusable: int, blocks: BlockPool) -> 
     full, rest = divmod(request.shared, BLOCK_TOKENS)
     if not rest or hits != full or request.shared > reusable:
         return []
-    return blocks.match([name_of_tail(request)])
+    return blocks.match([name_at(request, request.shared)])
 
 
-def name_of_tail(request: Request) -> bytes:
-    """The key of what lies behind the last full block of ``request.shared`` tokens."""
-    return _name(request, request.shared)
-
-
-def name_of_end(request: Request) -> bytes:
-    """The key of a request's last block, full or not."""
-    full, rest = divmod(len(request.tokens), BLOCK_TOKENS)
-    return _name(request, len(request.tokens)) if rest or not full else request.keys[full - 1]
-
-
-def _name(request: Request, end: int) -> bytes:
-    full = end // BLOCK_TOKENS
+def name_at(request: Request, end: int) -> bytes:
+    """The key of the block, full or not, with which a request's first ``end`` tokens end; ``request.keys`` has those of
+    full ones.
+    """
+    full, rest = divmod(end, BLOCK_TOKENS)
     parent = request.keys[full - 1] if full else request.root
+    if not rest:
+        return parent
     start = full * BLOCK_TOKENS
     return tail_key(parent, request.tokens[start:end], media=request.media, start=start)

@@ -136,8 +136,8 @@ def build_engine(model: CausalModel, limits: EngineLimits, wire: Callable[[Engin
     runner = Runner(model.forward, model.kv_shape.allocate(count + limits.reserved_blocks, model.device, slots))
     if slots:
         scheduler.states = StateSlots(slots, limits.max_num_seqs, PIECE if model.kv_shape.states.single else 0)
-    # The rotation of a text is known on the host alone, and may change with its length. So are texts with states, which
-    # rows go through these layers one by one.
+    # The rotation of a text is known on the host alone, and may change with its length; and so is which rows go through
+    # layers with states together.
     fixed = model.extend_at is None and not slots and model.device.type == "cuda"
     if limits.graphs and fixed and reads_lengths_on_device(model.device):
         graphs = DecodeGraphs(

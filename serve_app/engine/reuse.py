@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from serve_app.engine.blocks import BLOCK_TOKENS, BlockPool
-from serve_app.engine.branches import find_tail, name_of_tail
+from serve_app.engine.branches import find_tail, name_at
 from serve_app.engine.request import Request
 from serve_app.engine.state_slots import Stateless
 from serve_app.engine.step import Prefix
@@ -41,6 +41,6 @@ def reuse(request: Request, reusable: int, prefix: Prefix | None, blocks: BlockP
     if prefix is not None and whole and prefix.begin <= start < min(prefix.end, reusable):
         return Reused(min(prefix.end, reusable), hits, [], None, True)
     tail = find_tail(request, len(found), reusable, blocks) if request.shared else []
-    if tail and states.holds(name := name_of_tail(request)):
+    if tail and states.holds(name := name_at(request, request.shared)):
         return Reused(request.shared, found, tail, name, False)
     return Reused(start, hits, [], request.keys[len(hits) - 1] if hits else None, False)

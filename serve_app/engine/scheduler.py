@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import deque
 
 from serve_app.engine.blocks import BLOCK_TOKENS, BlockPool, blocks_for
-from serve_app.engine.branches import name_of_end, seal_tail
+from serve_app.engine.branches import name_at, seal_tail
 from serve_app.engine.drafts import accept, append
 from serve_app.engine.request import FINISH_STOP, Request, Status, unbroken
 from serve_app.engine.reuse import reuse
@@ -210,7 +210,7 @@ class Scheduler:
                 self._seal(request)
                 if request.prefill_only and request.pending == 0:
                     seal_tail(request, self.blocks)
-                    self.states.keep(request, name_of_end(request) if self.states.needed else None)
+                    self.states.keep(request, name_at(request, request.computed))
                     request.finish_reason = FINISH_STOP
                     self._finish(request)
                     outputs.append(StepOutput(request.id, 0, [], FINISH_STOP, cached=request.cached))

@@ -89,11 +89,6 @@ class StateSlots(Stateless):
         # Of each request the key of the last border that was kept of what it generates.
         self._latest: dict[str, bytes] = {}
 
-    @property
-    def kept(self) -> int:
-        """How many states are kept."""
-        return len(self._kept)
-
     def match(self, keys: Sequence[bytes]) -> int:
         return next((n for n in range(len(keys), 0, -1) if keys[n - 1] in self._kept), 0)
 

@@ -42,10 +42,6 @@ class TextStates:
         self.recurrent = recurrent or {}
         self._begun = bool(conv or recurrent)
 
-    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
-        """Whether there are tokens before those of the pass."""
-        return self._begun
-
     def is_recording_past(self, layer_idx: int) -> bool:
         """Whether the module is to leave what it would forget."""
         return False

@@ -140,13 +140,11 @@ def make_plan(model: Model, asked: ServingTarget, split: Split) -> Plan:
                 f"{asked.utilization:.0%} of {device.memory / 2**30:.1f} GiB leave"
             )
         left.append(asked.kv_cache_bytes or room)
-    if model.state_bytes:
-        try:
-            share_out(left[0], model.state_bytes, asked.sequences, alone=not any(c.token_bytes for c in model.caches))
-        except NoRoom as reason:
-            raise DoesNotFit(f"{split}: {reason}") from None
     plan = Plan(model, asked, split, ranks, left, Rates(0, 0, asked.context, 0, 0))
-    streams = min(WANTED_STREAMS, asked.sequences, plan.streams(asked.context))
+    try:
+        streams = min(WANTED_STREAMS, asked.sequences, plan.streams(asked.context))
+    except NoRoom as reason:
+        raise DoesNotFit(f"{split}: {reason}") from None
     plan.rates = rates(model, split, ranks, device, streams=streams, context=asked.context)
     return plan
 

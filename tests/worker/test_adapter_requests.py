@@ -13,7 +13,6 @@ import pytest_asyncio
 import torch
 
 from serve_app.adapters.weights import read_adapter
-from serve_app.channel.inbox import TokenInbox
 from serve_app.state.blobs.adapters import CONFIG, WEIGHTS, blob, content_digest
 from serve_app.state.blobs.files import open_files
 from serve_app.wire.generate import AdapterAt, ArrivingCall, Failed, Generated, Missing, PrefillDone, Prefilled
@@ -92,14 +91,6 @@ def decode(workers):
 @pytest.fixture
 def prefill(workers):
     return workers[1]
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def inbox():
-    inbox = TokenInbox()
-    await inbox.start()
-    yield inbox
-    await inbox.aclose()
 
 
 @pytest_asyncio.fixture(loop_scope="module", autouse=True)

@@ -71,14 +71,6 @@ async def closed(decode, prefill):
         await work.aclose()
 
 
-@pytest_asyncio.fixture(loop_scope="module")
-async def inbox():
-    inbox = TokenInbox()
-    await inbox.start()
-    yield inbox
-    await inbox.aclose()
-
-
 @pytest_asyncio.fixture(loop_scope="module", autouse=True)
 async def nothing_left(decode, prefill):
     yield

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from serve_app.channel.inbox import TokenInbox
 from serve_app.wire.generate import ArrivingCall, Missing, PrefillDone, Prefilled
 from serve_app.worker import kv_read
 from tests import tiny
@@ -43,14 +42,6 @@ async def prefill(model, pool):
     work = start(model, "prefill", pool, max_batch_tokens=130)
     yield work
     await work.aclose()
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def inbox():
-    inbox = TokenInbox()
-    await inbox.start()
-    yield inbox
-    await inbox.aclose()
 
 
 def prompt(seed: int, length: int) -> list[int]:

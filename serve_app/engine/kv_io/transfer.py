@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from serve_app.engine.blocks import BLOCK_TOKENS, blocks_for
+from serve_app.engine.branches import name_at
 from serve_app.engine.kv_cache import KVCache
 from serve_app.engine.request import Request
 from serve_app.engine.state_slots import last_border
@@ -155,16 +156,10 @@ class ChunkExporter:
 
     def _export_state(self, request: Request, end: int, last: bool) -> None:
         """Of a long prompt's last border, and of a prefill's end."""
-        full, rest = divmod(end, BLOCK_TOKENS)
         whole = last and request.prefill_only and end == len(request.tokens)
         if not end or not (whole or (end >= CHUNK_TOKENS and end == last_border(request))):
             return
-        media = request.media
-        keys = block_keys(request.root, request.tokens[: full * BLOCK_TOKENS], known=request.keys, media=media)
-        key = keys[-1] if keys else request.root
-        if rest:
-            start = full * BLOCK_TOKENS
-            key = tail_key(key, request.tokens[start:end], media=media, start=start)
+        key = name_at(request, end)
         if not (slot := self._states(key)):
             return
         layout = self._kv.shape.state_layout
