@@ -83,6 +83,7 @@ class PlannerConfig:
     itl_target: float = 0.05
     prefill_use: float = 0.75  # of a prefill worker's time, so that queues stay short
     kv_use: float = 0.85
+    seqs_use: float = 0.75  # of a worker's places
     link_use: float = 0.5  # of a worker's link, by hand-overs
     drain_s: float = 10.0  # a backlog should be gone after this long
     gain: float = 0.15  # a move of roles must lower the fuller stage's load by this share
@@ -153,8 +154,8 @@ class Planner:
             kv, seqs = worker.kv_tokens_total, worker.max_seqs
             by_time = demand.tokens / rate
             by_kv = expected / (config.kv_use * kv) if kv > 1 else 0.0
-            # A step of a worker that is filled to its target.
-            by_seqs = demand.tokens * max(base, 0.7 * config.itl_target) / seqs if seqs else 0.0
+            # With all places taken a step gives a token to each; where it would be too long, ``by_time`` is more.
+            by_seqs = demand.tokens * (base / seqs + slope * own) / config.seqs_use if seqs else 0.0
             found.append(Share.of(prefill * own, max(by_time, by_kv, by_seqs, by_link)))
         return found
 

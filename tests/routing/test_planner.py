@@ -127,7 +127,11 @@ SPEEDS = {f"f{i}": 1.0 for i in range(4)} | {f"s{i}": 2.5 for i in range(4)}
 
 def test_fast_workers_take_the_prompts_where_that_gains_most_and_roles_stay() -> None:
     p = Planner(known(**SPEEDS))
-    loads = [load(name, "prefill" if name[0] == "s" else "decode") for name in SPEEDS]
+    # Streams need the memory of all alike, so that their speed is worth most with prompts.
+    loads = [
+        load(name, "prefill" if name[0] == "s" else "decode", kv_blocks_total=2000, kv_blocks_used=900)
+        for name in SPEEDS
+    ]
     found = settled(p, loads, Demand(prefill=3.2, tokens=3000.0, context=3000.0))
     assert found >= {"f0", "f1", "f2", "f3"}
     # It stays so: what is measured moves a little, roles do not.
@@ -139,6 +143,15 @@ def test_workers_with_memory_take_the_streams() -> None:
     loads += [load(f"l{i}", "prefill", kv_blocks_total=20_000, kv_blocks_used=1900) for i in range(4)]
     found = settled(planner(), loads, Demand(prefill=3.0, tokens=4000.0, context=4000.0))
     assert sum(name[0] == "l" for name in found) < sum(name[0] == "s" for name in found)
+
+
+def test_few_places_that_give_tokens_quickly_need_no_more_workers() -> None:
+    # 6 ms a step, four places: one client has 150 tokens a second of the 600 that one worker can give.
+    one = [load("w", max_seqs=4)]
+    needed = planner().needs(one, Demand(prefill=0.02, tokens=150.0, context=60.0))
+    assert sum(needed.values()) < 0.5
+    # As many tokens as the places can give, and as many again.
+    assert planner().needs(one, Demand(prefill=0.02, tokens=1200.0, context=60.0))["decode"] > 2.0
 
 
 def test_slow_workers_are_needed_in_greater_number() -> None:
