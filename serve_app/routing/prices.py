@@ -51,6 +51,8 @@ class RouterConfig:
     sessions: int = 100_000
     split: bool = True  # False: prefill and decode always on the same worker
     strict_roles: bool = False  # True: prefill only on workers of that role, decode likewise
+    # No more tokens than this are computed where the request is decoded: workers hand no less over.
+    least_handover: int = 0
     # An adapter that is loaded puts another out: seconds of loading, against seconds of waiting for the first token.
     adapter_weight: float = 2.0
     own_cache: bool = True  # workers keep blocks of their own between requests
@@ -188,7 +190,7 @@ class Pricer:
             # In overload prompts would take the time between tokens of all streams here, which come too late then.
             late = worker.gap_s(now, compute) / config.itl - 1.0
             prefill += self._stall_cost * min(max(late, 0.0), 1.0) * min(batch / MANY, 1.0)
-        if role == "decode":
+        if role == "decode" and uncached > config.least_handover:
             prefill += against
         elif role == "prefill":
             decode += against
@@ -226,7 +228,7 @@ class Pricer:
             for a, i in first:
                 for b, j in second:
                     p, d = prefill[i], decode[j]
-                    if p.worker is d.worker:
+                    if p.worker is d.worker or d.uncached <= self._config.least_handover:
                         continue
                     handover, moved, waited = self._handover(p, d, prompt, fleet, now)
                     total = a + b - max(d.behind, d.load_s) + max(handover, d.load_s) + d.link_price * moved

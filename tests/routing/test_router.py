@@ -4,7 +4,7 @@ import pytest
 
 from serve_app.costs.transfers import FetchSample
 from serve_app.routing.types import Decision
-from tests.routing.fleets import load, request, router
+from tests.routing.fleets import CHUNK, load, request, router
 
 
 def place(r, req, now=0.0) -> Decision:
@@ -39,6 +39,18 @@ def test_a_prompt_goes_to_a_decode_worker_when_prefill_is_far_behind() -> None:
     r = router(load("p", "prefill", queued_prefill_tokens=400_000), load("d", "decode", running=2))
     decision = r.choose(request(), 0.0)
     assert (decision.prefill, decision.decode, decision.why) == (None, "d", "prefill behind")
+
+
+def test_what_is_too_short_to_be_handed_over_is_computed_where_it_is_decoded() -> None:
+    r = router(load("p", "prefill"), load("d", "decode"), least_handover=64)
+    for prompt, prefill in ((11, None), (64, None), (65, "p"), (500, "p")):
+        decision = r.choose(request(prompt=prompt), 0.0)
+        assert (decision.prefill, decision.decode) == (prefill, "d")
+    # What counts is what nobody holds yet.
+    whole = request("a", prompt=5 * CHUNK + 40, talk=1)
+    assert r.choose(whole, 0.0).prefill == "p"
+    r.commit(whole, r.choose(whole, 0.0), 0.0)
+    assert r.choose(request("b", prompt=5 * CHUNK + 40, talk=1), 0.0).prefill is None
 
 
 def test_a_full_decode_worker_leaves_the_stream_where_it_was_prefilled() -> None:

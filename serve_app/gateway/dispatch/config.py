@@ -18,7 +18,10 @@ def dispatch_config(model: ServedModel) -> DispatchConfig:
     """For :class:`serve_app.routing.dispatch.Dispatch`."""
     profile = model.profile
     # Short prompts have few chunks: small models serve them, and their index can afford to look closer.
-    router = RouterConfig(chunk_tokens=64 if (model.context_window or 8192) <= 8192 else 256)
+    router = RouterConfig(
+        chunk_tokens=64 if (model.context_window or 8192) <= 8192 else 256,
+        least_handover=max(1, profile.min_remote_prefill_tokens),
+    )
     if profile.min_remote_prefill_tokens == 0:
         router = replace(router, role_cost=STRICT_ROLE_COST_S)
     on_gpu = any(stage.num_gpus for stage in profile.stages.values())
