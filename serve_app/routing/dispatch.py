@@ -314,6 +314,7 @@ class Dispatch:
 
     def _next_turn(self, now: float) -> Turn | None:
         self.queue.long_open = self.admission.lanes_open(now)
+        self.router.fleet.waiting = self.queue.waiting("realtime")
         # Requests of one priority find other places than those of the other, and hold none of them up.
         for priority in self.queue.priorities():
             heads, held_up = self.queue.heads(HEADS, priority), False

@@ -33,7 +33,7 @@ class FairConfig:
     uncached_weight: float = 1.0
     cached_weight: float = 0.1
     output_weight: float = 2.0
-    aging: float = 5_000.0  # tokens of work that one second of waiting outweighs; infinite: first come, first served
+    aging: float = 12_000.0  # tokens of work that one second of waiting outweighs; infinite: first come, first served
     slack: float = 16_384.0  # weighted tokens that a tenant may be ahead for the sake of cached prefixes
 
 

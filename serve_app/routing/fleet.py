@@ -164,6 +164,7 @@ class Fleet:
         self._shortlists = Shortlists(costs, random)
         self.workers: dict[str, Worker] = {}
         self.version = 0  # grows with each that comes or goes
+        self.waiting = 0  # requests of this view that have not had their turn
         self._inbound: dict[str, Link] = {}
         self._prefilling = 0.0
         # r / (1 - r), where r is the share of time in which workers for prefill have lately been busy with prompts:

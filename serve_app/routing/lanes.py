@@ -22,6 +22,8 @@ BUSY = 0.5
 USE = 0.8
 LEAST = 0.05
 MOST = 0.34
+# Of the prefilling workers, how many have nothing to do where one more may go whatever short prompts are expected.
+IDLE = 0.5
 # Seconds over which it is seen what short prompts need and what long ones have had.
 WATCH_S = 20.0
 HAD_S = 10.0
@@ -55,7 +57,10 @@ class Lanes:
         if fleet.congestion < BUSY / (1.0 - BUSY):
             return True
         workers = list(fleet.workers.values())
-        able = sum(1.0 / w.slow for w in [w for w in workers if w.role != "decode"] or workers) / gateways
+        workers = [w for w in workers if w.role != "decode"] or workers
+        able = sum(1.0 / w.slow for w in workers) / gateways
         left = max(min(USE * able - self._short.rate(now), max(1.0, MOST * able)), LEAST * able)
+        if sum(w.busy_until <= now for w in workers) >= IDLE * len(workers):
+            left = max(left, IDLE * able)
         # At least half of a worker that another one would take has to be left.
         return self.inside + 0.5 <= left if self.inside else self._had.rate(now) < left

@@ -1,7 +1,8 @@
 """What each worker would cost a request, in seconds, and the cheapest pair of them::
 
     price = TTFT + stream_weight · (own streaming time + delay of the streams there) + role_cost where against a role
-                 + link_weight · what the transfers delay others + zone_cost where far from the gateway, or each other
+                 + link_weight · what the transfers delay others + place_weight · what others wait longer for places
+                 + zone_cost where far from the gateway, or each other
 
 TTFT is the sum of the queue, fetching what some tier holds (or loading the request's adapter, whichever takes longer),
 computing the rest, the hand-over, and waiting for a decode place. Transfers wait for what is queued on the same link. A
@@ -31,6 +32,8 @@ MANY = 16
 # of it.
 EASY_S = 5.0
 TIGHT = 3.0
+# The most that it costs to make others wait for a place.
+CROWD_S = 1.0
 
 
 @dataclass(slots=True, frozen=True)
@@ -41,6 +44,7 @@ class RouterConfig:
     stream_weight: float = 0.0025  # a second of slower streaming against a second of waiting for the first token
     role_cost: float = 0.05  # prefill on a decode worker, or decode on a prefill worker
     link_weight: float = 1.0  # a second that others wait for a link
+    place_weight: float = 1.0  # a second that others wait for a place
     # Work in another zone than the gateway's, in the same region and elsewhere; and a hand-over between two.
     zone_cost: tuple[float, float, float] = (0.0, 0.25, 1.0)
     ttft: float | None = None  # target for first tokens
@@ -174,6 +178,8 @@ class Pricer:
             # Of n running sequences one ends about every output·step/n seconds; a waiting sequence does not end.
             place = max(place, (total - room) / max(min(kv, room), 1) * output * step)
         place = min(place, given)
+        # Whoever takes the next place of a full worker makes all that wait come later by as much.
+        others = min(config.place_weight * fleet.waiting * place, CROWD_S)
         # Going against a role wastes time that prompts wait for: in small chunks there, or beside streams here.
         strain = max(1.0, fleet.congestion / config.calm)
         weight, against, role = config.stream_weight / strain, self._role_cost * strain, worker.role
@@ -181,7 +187,7 @@ class Pricer:
         slower = streams * (costs.d1 + costs.d2 * (prompt + output))
         link_price = config.link_weight * worker.link.congestion(now)
         prefill = ready + weight * batch * compute + link_price * fetch
-        decode = step + place + weight * output * (step + batch * slower)
+        decode = step + place + others + weight * output * (step + batch * slower)
         if config.itl is not None and output > 1:
             # Beside prompts a stream stands still while a step computes them.
             late = step / (1.0 - worker.prefilling) / config.itl - 1.0

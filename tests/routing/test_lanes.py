@@ -16,6 +16,12 @@ from tests.routing.fleets import load, request
 WORKERS = 8
 
 
+def occupy(fleet: Fleet, now: float) -> None:
+    """All workers have a little to do still."""
+    for worker in fleet.workers.values():
+        worker.busy_until = max(worker.busy_until, now + 0.02)
+
+
 def test_what_is_long_goes_by_the_target() -> None:
     short, long, batch = request("a"), request("b"), request("c", priority="batch")
     lanes = Lanes(1.0)
@@ -34,6 +40,16 @@ def test_busy_workers_are_shared_and_idle_ones_are_not() -> None:
     lanes.inside = 5
     assert lanes.open(fleet, 0.0)
     fleet.congestion = 4.0
+    # Six prefill and have nothing to do: three may have long prompts.
+    lanes.inside = 3
+    assert not lanes.open(fleet, 0.0)
+    lanes.inside = 2
+    assert lanes.open(fleet, 0.0)
+    # As long as that is half of them.
+    for name in ("w2", "w3", "w4"):
+        fleet.workers[name].busy_until = 0.1
+    assert lanes.open(fleet, 0.0)
+    occupy(fleet, 0.0)
     assert not lanes.open(fleet, 0.0)
     # Six prefill: two may have long prompts.
     lanes.inside = 2
@@ -72,6 +88,7 @@ def test_a_burst_finds_workers_beside_long_prompts() -> None:
     for number in range(WORKERS):
         dispatch.report(f"p{number}", load(f"w{number}", "prefill" if number else "decode"), 0.0)
     dispatch.router.fleet.congestion = 4.0
+    occupy(dispatch.router.fleet, 1.0)
     turns = []
     for number in range(6):
         turns += dispatch.arrive(request(f"long{number}", 45_000, arrived_at=1.0), 1.0).turns
@@ -81,6 +98,7 @@ def test_a_burst_finds_workers_beside_long_prompts() -> None:
         [turn] = dispatch.arrive(request(f"short{number}", 500, arrived_at=1.0), 1.0).turns
         assert turn.decision is not None and turn.decision.wait < 0.1
     # One is computed: the next may go.
+    occupy(dispatch.router.fleet, 1.5)
     dispatch.started(sent[0].request_id, 1.5)
     assert dispatch.admission.lanes.inside == 1
     after = [turn for turn in dispatch.tick(1.5).turns if turn.decision is not None]
@@ -95,6 +113,7 @@ def test_one_that_will_not_wait_does_not_wait_for_other_long_ones() -> None:
     for number in range(WORKERS):
         dispatch.report(f"p{number}", load(f"w{number}", "prefill" if number else "decode"), 0.0)
     dispatch.router.fleet.congestion = 4.0
+    occupy(dispatch.router.fleet, 1.0)
     for number in range(2):
         dispatch.arrive(request(f"long{number}", 45_000, arrived_at=1.0), 1.0)
     assert dispatch.admission.lanes.inside == 2
@@ -123,6 +142,7 @@ def test_long_prompts_get_what_short_ones_leave() -> None:
     for number in range(WORKERS):
         fleet.report(load(f"w{number}", "decode" if number < 2 else "prefill"))
     fleet.congestion = 4.0
+    occupy(fleet, 1000.0)
     # Six prefill, and short prompts take four of them: there is room for one long prompt.
     for tick in range(400):
         lanes.measure(request(), 0.4, tick * 0.1)
@@ -152,10 +172,13 @@ def test_long_requests_that_are_late_are_refused_where_they_are_held_back() -> N
     for number in range(WORKERS):
         dispatch.report(f"p{number}", load(f"w{number}", "prefill" if number else "decode"), 0.0)
     dispatch.router.fleet.congestion = 4.0
+    occupy(dispatch.router.fleet, 1.0)
     for number in range(4):
         dispatch.arrive(request(f"long{number}", 45_000, arrived_at=1.0), 1.0)
     assert dispatch.admission.lanes.inside == 2 and len(dispatch.queue) == 2
+    occupy(dispatch.router.fleet, 1.3)
     assert not dispatch.tick(1.3).turns
+    occupy(dispatch.router.fleet, 4.0)
     turns = dispatch.tick(4.0).turns
     assert [turn.request_id for turn in turns] == ["long2", "long3"] and dispatch.admission.lanes.inside == 2
     assert all(turn.refusal is not None for turn in turns) and not len(dispatch.queue)

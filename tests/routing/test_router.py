@@ -58,6 +58,17 @@ def test_a_full_decode_worker_leaves_the_stream_where_it_was_prefilled() -> None
     assert router(load("p", "prefill"), full).choose(request(), 0.0).decode == "p"
 
 
+def test_a_place_that_many_wait_for_is_left_to_them() -> None:
+    # The decode worker is full, and a stream there ends soon; a prefill worker is idle.
+    r = router(load("p", "prefill"), load("d", "decode", running=64, kv_blocks_used=4000), ttft=2.0)
+    decision = r.choose(request(), 0.0)
+    assert decision.decode == "d" and 0.0 < decision.place < 0.25
+    r.fleet.waiting = 20
+    assert r.choose(request(), 0.0).decode == "p"
+    r.fleet.waiting = 0
+    assert r.choose(request(), 0.0).decode == "d"
+
+
 def test_roles_are_kept_more_strictly_the_busier_prefill_is() -> None:
     """A queue that is worth a detour while prefill has idle time is not worth one when prompts always wait."""
     kept = {}
