@@ -20,8 +20,8 @@ from tests.cluster.machines.ray_nodes import RayCluster
 from tests.cluster.machines.serving import APPLICATION, PATIENCE_S, Clients, Served, seen
 from tests.waiting import until
 
-# As many as a busy machine has had in so many seconds, if that is less.
-STREAMS, MOST_S = 10_000, float(os.environ.get("STREAMS_SECONDS", "1200"))
+# As many as a busy machine has had in so many seconds, if that is less; and so many between two steps.
+BETWEEN, STREAMS, MOST_S = 400, 10_000, float(os.environ.get("STREAMS_SECONDS", "1200"))
 
 
 @pytest.fixture
@@ -169,8 +169,11 @@ async def test_no_stream_is_cut_while_workers_and_a_node_are_taken_away(switch: 
     await workers(2)
     await drain()
     while clients.done < STREAMS and time.monotonic() < began + MOST_S:
-        await scale(1)
-        await scale(2)
+        for replicas in (1, 2):
+            await scale(replicas)
+            # A worker that starts takes the cores, so that few streams run meanwhile.
+            told = clients.done + BETWEEN
+            await seen(lambda told=told: clients.done >= told)
     clients.stop()
     await asking
     print(json.dumps({**clients.counted(), "steps": steps, "seconds": round(time.monotonic() - began)}))

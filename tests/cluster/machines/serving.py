@@ -91,7 +91,11 @@ class Served(RayCluster):
         """The model's decode workers, by hand."""
         asked = {"model": MODEL, "action": "scale", "stage": "decode", "replicas": replicas}
         url = f"{self.url}/client/v4/accounts/local/ai/models/actions"
-        answer = httpx.post(url, headers=HEADERS, json=asked, timeout=120)
+        for _ in range(5):
+            answer = httpx.post(url, headers=HEADERS, json=asked, timeout=120)
+            # Serve's controller has the cores when it gets them; to ask again is what the answer says.
+            if answer.status_code != 503:
+                break
         assert answer.status_code == 200, answer.text
 
     def node_id(self, machine: Machine) -> str:
