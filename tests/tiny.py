@@ -206,7 +206,7 @@ def make_engine(model: CausalModel, *, num_blocks: int = 64, kept: int = 64, **o
     )
     slots = 2 * scheduler.max_num_seqs + kept
     kv = model.kv_shape.allocate(num_blocks, model.device, slots)
-    if kv.states:
+    if kv.shape.states.parts:
         scheduler.states = StateSlots(slots, scheduler.max_num_seqs)
     engine = engine_over(Runner(model.forward, kv), scheduler)
     engine.speculation, engine.exporter = parts.get("speculation"), parts.get("exporter")

@@ -67,7 +67,7 @@ def with_states(limits: EngineLimits, shape: KVShape) -> EngineLimits:
     """``limits`` with slots for a model whose layers keep states, which take their part of the cache's budget. Raises
     :class:`~serve_app.costs.states.NoRoom`.
     """
-    size, budget = shape.states.bytes, limits.kv_cache_bytes
+    size, budget = shape.slot_bytes, limits.kv_cache_bytes
     if not size or limits.state_slots:
         return limits
     slots = share_out(budget, size, limits.max_num_seqs, alone=not shape.layers)

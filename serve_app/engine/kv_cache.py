@@ -86,6 +86,11 @@ class KVShape:
         return BLOCK_TOKENS * self.token_bytes
 
     @property
+    def slot_bytes(self) -> int:
+        """Of a slot of states, in the process that has most of them."""
+        return self.states.bytes
+
+    @property
     def dtype_name(self) -> str:
         return str(self.dtype).removeprefix("torch.")
 

@@ -6,7 +6,8 @@
     rank 1                   [ A, stage 1     ][ B, stage 1               ][ A', stage 1               ]
 
 As many steps are under way as there are stages. A request that waits for what its step gives is in no other; of a
-prompt one piece follows another, since every stage computes steps in the order in which they were begun. For the same
+prompt one piece follows another, since every stage computes steps in the order in which they were begun; where layers
+keep states, of which books are kept when a step has ended, a text has one step under way and no more. For the same
 reason blocks of a request that is aborted may be given to others while a step still writes to them. Nobody else makes
 way while a step of his is under way, so that none is computed in vain.
 
@@ -39,6 +40,7 @@ class Flight:
     started: float
     computing: Computing
     looked: Looked | None
+    alone: bool = False  # none of its requests may be in another
 
     def going(self) -> list[Scheduled]:
         """Without requests that have been aborted since."""
@@ -49,7 +51,7 @@ class Flight:
         for item in self.going():
             item.request.computed += item.count
             item.request.under_way += 1
-            item.request.held = bool(item.samples or item.scores)
+            item.request.held = self.alone or bool(item.samples or item.scores)
 
     def take_back(self) -> None:
         """Undoes :meth:`assume`. Of several steps under way, the latest first."""
@@ -103,7 +105,7 @@ class PipelineEngine(Engine):
         step = scheduler.next()
         if not step.scheduled:
             return False
-        flight = Flight(step, started, self.runner.begin(step), looked)
+        flight = Flight(step, started, self.runner.begin(step), looked, scheduler.states.needed)
         flight.assume()
         self._flights.append(flight)
         return True

@@ -295,7 +295,7 @@ def build_batch(scheduled: Sequence[Scheduled], kv: KVCache) -> Batch:
         embeddings=_embeddings(scheduled, query_start, kv.device) if any(s.embedded for s in scheduled) else None,
         ends=_ends(scheduled, query_start, positions, kv.device),
         crossing=cross(scheduled, query_start, kv.device),
-        states=place_states(scheduled, query_start, kv.device) if kv.states else None,
+        states=place_states(scheduled, query_start, kv.device) if kv.shape.states.parts else None,
         axes=None if axes is None else to_device([axes], kv.device)[0],
         adapters=_adapters(scheduled, row, kv.device) if any(s.request.adapter for s in scheduled) else None,
     )

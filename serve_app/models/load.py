@@ -150,8 +150,6 @@ def load_causal_lm(
         latents = verdict.latents and device == "cpu" and not adapters and quantization == "none"
         prepared = prepare(module, torch.device(device), latents=latents)
         if part is not None:
-            if prepared.states.parts:
-                raise Unservable("its layers keep states, which several ranks can't divide yet; give it one rank")
             prepared.vocab_size = part.division.vocab
     except Unservable as error:
         raise UnsupportedModel(f"{name} can't be served: {error}") from error

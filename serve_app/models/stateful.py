@@ -215,6 +215,11 @@ def wrap_stateful(module: nn.Module) -> list[StatefulLayer]:
     return layers
 
 
+def keeps_state(module: nn.Module) -> bool:
+    """Whether this very module keeps a state."""
+    return _updates(type(module))
+
+
 def keeps_states(model_class: type) -> bool:
     """Whether any layer of this class of models keeps a state."""
     found = vars(inspect.getmodule(model_class)).values()

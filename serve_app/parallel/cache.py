@@ -24,26 +24,65 @@ from torch import Tensor
 from serve_app.costs.transfers import Rate
 from serve_app.engine.blocks import BLOCK_TOKENS
 from serve_app.engine.kv_cache import COPY_BYTES_S, KVCache, KVShape, LayerShape
+from serve_app.engine.states import StatePart, StateShape
 from serve_app.parallel.group import Group
 from serve_app.parallel.link import Leader
 from serve_app.parallel.place import Place
-from serve_app.wire.ranks import RankAllocate, RankCopyIn, RankCopyOut, RankLayer
+from serve_app.wire.ranks import (
+    RankAllocate,
+    RankCopyIn,
+    RankCopyOut,
+    RankLayer,
+    RankStateIn,
+    RankStateOut,
+    RankStatePart,
+)
 
 # Payloads that may be on their way from ranks: chunks that nobody wants any more are among them.
 COMING = 16
+NONE = StateShape()
 
 
 @dataclass(slots=True, frozen=True)
 class CacheShard:
-    """What one rank holds: its cache's own shape, and where each of its layers belongs."""
+    """What one rank holds: its cache's own shape, and where each of its layers belongs. States lie whole on all ranks
+    of a stage.
+    """
 
     shape: KVShape
     layers: tuple[RankLayer, ...]
 
     @classmethod
-    def of(cls, layers: tuple[RankLayer, ...], dtype: torch.dtype) -> CacheShard:
+    def of(cls, layers: tuple[RankLayer, ...], dtype: torch.dtype, states: StateShape = NONE) -> CacheShard:
         sizes = tuple(LayerShape(layer.heads, layer.head_dim, layer.shared) for layer in layers)
-        return cls(KVShape(sizes, dtype), layers)
+        return cls(KVShape(sizes, dtype, states=states), layers)
+
+
+def told_states(states: StateShape) -> tuple[RankStatePart, ...]:
+    """As a rank tells them."""
+    return tuple(
+        RankStatePart(part.layer, part.kind, part.number, part.size, str(part.dtype).removeprefix("torch."))
+        for part in states.parts
+    )
+
+
+def states_told(parts: Sequence[RankStatePart], *, single: bool) -> StateShape:
+    """What :func:`told_states` gave."""
+    return StateShape(
+        tuple(StatePart(p.layer, p.kind, p.number, tuple(p.size), getattr(torch, p.dtype)) for p in parts), single
+    )
+
+
+def numbered(parts: Sequence[tuple[RankLayer, ...]]) -> list[tuple[RankLayer, ...]]:
+    """The ranks' layers by their place among those that have keys and values, where others keep states."""
+    places = {layer: at for at, layer in enumerate(sorted({each.layer for part in parts for each in part}))}
+    return [
+        tuple(
+            RankLayer(places[each.layer], each.heads, each.first_head, each.all_heads, each.head_dim, each.shared)
+            for each in part
+        )
+        for part in parts
+    ]
 
 
 def whole_shape(parts: list[CacheShard], dtype: torch.dtype) -> KVShape:
@@ -81,7 +120,10 @@ class GroupShape(KVShape):
         on_failure: Callable[[BaseException], None],
     ) -> GroupShape:
         layers = whole_shape(parts, dtype).layers
-        return cls(layers, dtype, parts=tuple(parts), group=group, leader=leader, on_failure=on_failure)
+        # One stage's behind another's, as one process has them.
+        kept = [part.shape.states for part in parts[:: group.place.tensor]]
+        states = StateShape(tuple(each for shape in kept for each in shape.parts), any(shape.single for shape in kept))
+        return cls(layers, dtype, states=states, parts=tuple(parts), group=group, leader=leader, on_failure=on_failure)
 
     def with_more(self, layers: Sequence[LayerShape]) -> GroupShape:
         """Rank 0 alone computes with ``layers``, and has all of their heads."""
@@ -101,10 +143,14 @@ class GroupShape(KVShape):
     def block_bytes(self) -> int:
         return max(part.shape.block_bytes for part in self.parts)
 
+    @property
+    def slot_bytes(self) -> int:
+        return max(part.shape.slot_bytes for part in self.parts)
+
     def allocate(self, num_blocks: int, device: str | torch.device, slots: int = 0) -> KVCache:
         """On every rank; this is rank 0's."""
-        self.leader.tell(RankAllocate(num_blocks))
-        return GroupCache(self, num_blocks, device)
+        self.leader.tell(RankAllocate(num_blocks, slots))
+        return GroupCache(self, num_blocks, device, slots)
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -154,8 +200,8 @@ class GroupCache(KVCache):
 
     __slots__ = ("coming", "own", "whole")
 
-    def __init__(self, shape: GroupShape, num_blocks: int, device: str | torch.device) -> None:
-        self.own = own = shape.parts[0].shape.allocate(num_blocks, device)
+    def __init__(self, shape: GroupShape, num_blocks: int, device: str | torch.device, slots: int = 0) -> None:
+        self.own = own = shape.parts[0].shape.allocate(num_blocks, device, slots)
         self.shape = self.whole = shape
         self.states = own.states
         self.num_blocks, self.device, self.planes, self._layers = num_blocks, own.device, own.planes, own._layers
@@ -187,6 +233,38 @@ class GroupCache(KVCache):
                     size = len(blocks) * part.shape.block_bytes
                     found.parts[rank] = group.taking_bytes(size, rank) if rank else (self.own.copy_out(blocks), None)
         return found
+
+    def state_out(self, slot: int) -> Tensor:
+        whole, group = self.whole, self.whole.group
+        with whole.together():
+            whole.leader.tell(RankStateOut(slot))
+            found = []
+            for rank, part in self._stages():
+                found.append(group.take_bytes(part.shape.states.bytes, rank) if rank else self.own.state_out(slot))
+        return torch.cat(found)
+
+    def state_in(self, slot: int, payload: Tensor) -> None:
+        whole, group = self.whole, self.whole.group
+        if payload.dtype != torch.uint8 or payload.numel() != whole.states.bytes:
+            raise ValueError(f"{payload.numel()} bytes are not states of {whole.states.bytes}")
+        with whole.together():
+            whole.leader.tell(RankStateIn(slot))
+            at = 0
+            for first, part in self._stages():
+                data = payload[at : at + part.shape.states.bytes].to(self.device)
+                at += len(data)
+                for rank in range(first, first + group.place.tensor):
+                    if rank:
+                        group.send_bytes(data, rank)
+                    else:
+                        self.own.state_in(slot, data)
+
+    def _stages(self) -> list[tuple[int, CacheShard]]:
+        """The first rank of each stage whose layers keep states, and what it holds."""
+        each = self.whole.group.place.tensor
+        return [
+            (rank, part) for rank, part in enumerate(self.whole.parts) if rank % each == 0 and part.shape.states.parts
+        ]
 
     def copy_in(self, blocks: list[int], payload: Tensor, first: int = 0) -> None:
         """Overwrites ``blocks`` on every rank; as :meth:`KVCache.copy_in`."""

@@ -13,13 +13,25 @@ from torch import Tensor
 
 from serve_app.engine.kv_cache import KVCache
 from serve_app.engine.runner import Forward
+from serve_app.engine.states import BatchStates, Rows
 from serve_app.engine.step import Batch, Capture, InputEmbeddings
 from serve_app.parallel.cache import CacheShard, owns
 from serve_app.parallel.group import Group
 from serve_app.parallel.life import Work
 from serve_app.parallel.link import Follower, Leader
 from serve_app.parallel.states import States
-from serve_app.wire.ranks import RankAdapter, RankAllocate, RankCopyIn, RankCopyOut, RankGo, RankMeeting, RankStep
+from serve_app.wire.ranks import (
+    RankAdapter,
+    RankAllocate,
+    RankCopyIn,
+    RankCopyOut,
+    RankGo,
+    RankMeeting,
+    RankRows,
+    RankStateIn,
+    RankStateOut,
+    RankStep,
+)
 
 
 class SharedForward:
@@ -98,6 +110,7 @@ def describe(batch: Batch) -> RankStep:
         b"" if batch.extended is None else _bytes(batch.extended), rows, values,
         b"" if batch.ends is None else _bytes(batch.ends), b"" if batch.adapters is None else _bytes(batch.adapters),
         b"" if batch.axes is None else _bytes(batch.axes), () if batch.capture is None else batch.capture.layers,
+        None if batch.states is None else tuple(_row(rows) for rows in batch.states.rows),
     )  # fmt: skip
 
 
@@ -131,7 +144,21 @@ def understand(step: RankStep, kv: KVCache, dtype: torch.dtype) -> Batch:
         adapters=tensor(step.adapters, torch.int64) if step.adapters else None,
         axes=tensor(step.axes, torch.int64).view(3, -1) if step.axes else None,
         capture=Capture(step.captured) if step.captured else None,
+        states=None if step.states is None else BatchStates([_rows(rows, kv.device) for rows in step.states]),
     )
+
+
+def _row(rows: Rows) -> RankRows:
+    reads, index = (None if each is None else _bytes(each) for each in (rows.reads, rows.index))
+    return RankRows(rows.begin, rows.count, reads, _bytes(rows.writes), index, rows.generated)
+
+
+def _rows(said: RankRows, device: torch.device) -> Rows:
+    def tensor(data: bytes) -> Tensor:
+        return torch.frombuffer(bytearray(data), dtype=torch.int64).to(device)
+
+    reads, index = (None if each is None else tensor(each) for each in (said.reads, said.index))
+    return Rows(said.begin, said.count, reads, tensor(said.writes), index, said.generated)
 
 
 @torch.inference_mode()
@@ -161,9 +188,13 @@ def follow(link: Follower, shared: SharedForward, own: CacheShard, dtype: torch.
                 bank.put(said.place, bank.read(said.config, said.weights))
             else:
                 bank.clear(said.place)
+        elif isinstance(said, RankStateOut) and own.shape.states.parts and not group.place.part:
+            group.send_bytes(kv.state_out(said.slot), 0)
+        elif isinstance(said, RankStateIn) and own.shape.states.parts:
+            kv.state_in(said.slot, group.take_bytes(own.shape.states.bytes, 0))
         elif isinstance(said, RankAllocate):
             kv = own.shape.allocate(1, device)  # the old one goes before the new one comes
-            kv = own.shape.allocate(said.blocks, device)
+            kv = own.shape.allocate(said.blocks, device, said.slots)
         elif isinstance(said, (RankMeeting, RankGo)):
             raise RuntimeError(f"rank 0 says {type(said).__name__}, which it does only while a model is loaded")
 

@@ -26,6 +26,10 @@ class LayerCache:
         """Of one token, on all ranks together where nothing lies twice."""
         return self.heads * self.head_bytes + self.rest
 
+    def on_every_rank(self) -> LayerCache:
+        """The same where ranks do not divide its heads."""
+        return replace(self, heads=0, head_bytes=0, rest=self.token_bytes)
+
     def rank_bytes(self, ranks: int) -> int:
         """Of one token on each of ``ranks`` that divide the heads; fewer heads than ranks lie on several."""
         return -(-self.heads // ranks) * self.head_bytes + self.rest

@@ -69,6 +69,23 @@ def states(config: dict[str, Any], full: Any, dtype: str) -> StateNeeds | None:
         raise NoTensors(f"what its layers keep can't be told from config.json ({str(error)[:200]})") from error
 
 
+def cut_names(config: dict[str, Any], full: Any, dtype: str) -> tuple[set[str], str]:
+    """The tensors of layers that ranks divide, by :attr:`Tensor.below`, of a model whose layers keep states; or none
+    and why ranks can't divide its layers. Raises :class:`NoTensors`.
+    """
+    from serve_app.models.divided.division import divide
+    from serve_app.models.loading.folder import UnsupportedModel
+    from serve_app.parallel.place import Place
+
+    module = without_weights(config, full, dtype)
+    try:
+        found = divide(module, Place(2))
+    except UnsupportedModel as reason:
+        return set(), str(reason)
+    names = {*found.cuts, *(f"{name}.weight" for name in found.few)}
+    return {Tensor(name, 0, 0).below for name in names}, ""
+
+
 def encoded(config: dict[str, Any], full: Any, folder: Path | None, dtype: str) -> dict[str, Encoding]:
     """What encoding takes of each medium that the model is served with. Raises :class:`NoTensors`."""
     from serve_app.models.encoding import FAMILIES, encodings, read_settings

@@ -57,6 +57,8 @@ class Model:
     media: dict[str, Encoding] = field(default_factory=dict)
     # Bytes that a step takes within a layer with a state: at all, and for each row.
     recurrence: tuple[float, float] = (0.0, 0.0)
+    # Why ranks can't divide its layers, where that is so.
+    undivided: str = ""
     item: int = 2  # bytes of a number that layers compute with
 
     @property

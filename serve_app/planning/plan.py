@@ -92,13 +92,18 @@ class Plan:
         """Of states, and how many texts may run with them; none of a model that keeps none."""
         if not self.model.state_bytes:
             return Slots(0, self.asked.sequences)
-        return share_out(self.left[0], self.model.state_bytes, self.asked.sequences, alone=not self.token_bytes)
+        return share_out(min(self.left), self._slot_bytes, self.asked.sequences, alone=not self.token_bytes)
+
+    @property
+    def _slot_bytes(self) -> int:
+        """Of the states of a text, on the ranks of the stage that keeps most of them; all ranks of a stage do."""
+        return max(sum(each.state for each in self.model.caches[rank.first : rank.last]) for rank in self.ranks)
 
     def _tokens_of(self, stage: int) -> int:
         rank = self.ranks[stage]
         caches = self.model.caches[rank.first : rank.last]
         block = BLOCK_TOKENS * sum(cache.rank_bytes(self.split.tensor) for cache in caches)
-        left = self.left[stage] - slot_bytes(self.slots.count, self.model.state_bytes)
+        left = self.left[stage] - (slot_bytes(self.slots.count, self._slot_bytes) if self.model.state_bytes else 0)
         return max(0, left // block - 1) * BLOCK_TOKENS if block else 1 << 40
 
     def _holds(self, texts: int, tokens: int) -> bool:
@@ -123,8 +128,6 @@ def make_plan(model: Model, asked: ServingTarget, split: Split) -> Plan:
     """The plan of one split. Raises :class:`DoesNotDivide` and :class:`DoesNotFit`."""
     if split.expert and not model.experts:
         raise DoesNotDivide(f"{model.name} has no experts to divide")
-    if model.state_bytes and split.tensor * split.pipeline > 1:
-        raise DoesNotDivide(f"{model.name} has layers that keep states, which several ranks can't divide yet")
     device = asked.device
     ranks = divide(model, split, batch_tokens=asked.batch_tokens, sampled=asked.sequences, cpu=device.cpu)
     ranks[0].media = media_bytes(model, cpu=device.cpu)

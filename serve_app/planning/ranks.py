@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 
 from serve_app.parallel.stages import stages
 from serve_app.planning.model import Model, RoleWeights, WeightsByRole
+from serve_app.planning.tensors import UNDIVIDED
 
 # Every rank of a stage has all of these. What is left is divided: columns or rows of matrices, heads, experts, the
 # vocabulary. Projections into a latent are divided by their inputs, and a small all-reduce adds their results.
-WHOLE = ("norms", "routers", "others")
+WHOLE = ("norms", "routers", "others", UNDIVIDED)
 # Rows that travel go through shared experts on their own rank, and routed ones may have copies.
 SHARED, EXPERTS = "shared experts", "experts"
 DRAWN_AT_ONCE = 1 << 23  # serve_app/engine/sampling.py has the same
@@ -68,6 +69,8 @@ class Rank:
 
 def check_split(model: Model, split: Split) -> None:
     """Raises :class:`DoesNotDivide`."""
+    if split.tensor > 1 and model.undivided:
+        raise DoesNotDivide(model.undivided)
     if split.pipeline > len(model.layers):
         raise DoesNotDivide(f"{len(model.layers)} layers do not make {split.pipeline} stages")
     sizes = {"attention heads": model.heads, "vocabulary": model.vocab}

@@ -27,6 +27,8 @@ ROLES = (
     ("attention", r"\.(self_attn|attn|attention|self_attention|linear_attn|mixer|mamba|conv)\."),
     ("mlp", r"\.(mlp|shared_mlp|feed_forward|ffn|block_sparse_moe|moe)\."),
 )
+# What ranks that divide layers hold whole, of models whose layers keep states.
+UNDIVIDED = "not divided"
 _PATTERNS = [(role, re.compile(pattern)) for role, pattern in ROLES]
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 # Beside packed codes: numbers that no row is multiplied with.
@@ -49,15 +51,24 @@ class Tensor:
     values: int
     bytes: int
     shape: tuple[int, ...] = ()
+    whole: bool = False  # every rank of a stage has all of it, though others of its role are divided
 
     @property
     def role(self) -> str:
+        if self.whole:
+            return UNDIVIDED
         return next((role for role, pattern in _PATTERNS if pattern.search(self.name)), "others")
 
     @property
     def makes_keys(self) -> bool:
         """Whether it is a projection to keys or values and nothing else."""
         return _KEYS.search(self.name) is not None
+
+    @property
+    def below(self) -> str:
+        """Its name from the number of its layer on."""
+        found = _LAYER.search(self.name)
+        return self.name[found.start(1) :] if found else self.name
 
     @property
     def layer(self) -> int | None:

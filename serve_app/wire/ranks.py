@@ -39,6 +39,27 @@ class RankLayer(msgspec.Struct, array_like=True, frozen=True, gc=False):
     shared: bool = False
 
 
+class RankStatePart(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One tensor that a rank keeps of each text; see ``engine.states.StatePart``. ``dtype``: torch's name."""
+
+    layer: int
+    kind: str
+    number: int
+    size: tuple[int, ...]
+    dtype: str
+
+
+class RankRows(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Rows that go through layers with states together; see ``engine.states.Rows``, arrays (int64) as bytes."""
+
+    begin: int
+    count: int
+    reads: bytes | None
+    writes: bytes
+    index: bytes | None
+    generated: bool
+
+
 class RankLinear(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A linear that takes adapters, with the outputs and inputs that the whole model has there; ``experts``: how many
     lie in one weight, whose name it is then.
@@ -50,7 +71,7 @@ class RankLinear(msgspec.Struct, array_like=True, frozen=True, gc=False):
     experts: int = 0
 
 
-class RankLoaded(Message, tag="rank-loaded:3", frozen=True):
+class RankLoaded(Message, tag="rank-loaded:4", frozen=True):
     """Rank -> rank 0: it has its part of the model. ``read_bytes``: of its weights."""
 
     rank: int
@@ -58,6 +79,9 @@ class RankLoaded(Message, tag="rank-loaded:3", frozen=True):
     read_bytes: int
     seconds: float
     linears: tuple[RankLinear, ...] = ()
+    states: tuple[RankStatePart, ...] = ()
+    # Behind a state tokens go through some of its layers one by one.
+    single: bool = False
 
 
 class RankFailed(Message, tag="rank-failed:1", frozen=True):
@@ -96,13 +120,14 @@ class RankGo(Message, tag="rank-go:1", frozen=True):
     ok: bool
 
 
-class RankAllocate(Message, tag="rank-allocate:1", frozen=True):
-    """Rank 0 -> ranks: make a cache of so many blocks."""
+class RankAllocate(Message, tag="rank-allocate:2", frozen=True):
+    """Rank 0 -> ranks: make a cache of so many blocks, and so many slots of states."""
 
     blocks: int
+    slots: int = 0
 
 
-class RankStep(Message, tag="rank-step:4", frozen=True):
+class RankStep(Message, tag="rank-step:5", frozen=True):
     """Rank 0 -> ranks: compute this batch; the fields are those of ``engine.step.Batch``, arrays as bytes."""
 
     input_ids: bytes  # int64
@@ -123,6 +148,7 @@ class RankStep(Message, tag="rank-step:4", frozen=True):
     adapters: bytes = b""  # int64
     axes: bytes = b""  # int64, three a token
     captured: tuple[int, ...] = ()  # layers whose hidden states rank 0 wants
+    states: tuple[RankRows, ...] | None = None
 
 
 class RankAdapter(Message, tag="rank-adapter:1", frozen=True):
@@ -145,7 +171,21 @@ class RankCopyIn(Message, tag="rank-copy-in:1", frozen=True):
     blocks: bytes
 
 
-ToRank = RankMeeting | RankGo | RankAllocate | RankAdapter | RankStep | RankCopyOut | RankCopyIn
+class RankStateOut(Message, tag="rank-state-out:1", frozen=True):
+    """Rank 0 -> ranks: send it your part of the states in this slot."""
+
+    slot: int
+
+
+class RankStateIn(Message, tag="rank-state-in:1", frozen=True):
+    """Rank 0 -> ranks: take your part of the states in this slot, which it sends."""
+
+    slot: int
+
+
+ToRank = (
+    RankMeeting | RankGo | RankAllocate | RankAdapter | RankStep | RankCopyOut | RankCopyIn | RankStateOut | RankStateIn
+)
 FromRank = RankHello | RankReady | RankLoaded | RankFailed | RankState
 
 read_to_rank: MessageDecoder[ToRank] = MessageDecoder(ToRank)

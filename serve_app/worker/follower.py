@@ -33,7 +33,7 @@ def run_rank(spec: WorkerSpec, rank: int, address: LinkAddress, progress: Progre
 def _follow(spec: WorkerSpec, rank: int, link: Follower, token: str, progress: Progress) -> None:
     import torch
 
-    from serve_app.parallel.cache import CacheShard
+    from serve_app.parallel.cache import CacheShard, told_states
     from serve_app.parallel.meeting import Meeting, join
     from serve_app.parallel.steps import SharedForward, follow
     from serve_app.worker.loading import load_model, prepare_torch, resolve_weights
@@ -52,6 +52,9 @@ def _follow(spec: WorkerSpec, rank: int, link: Follower, token: str, progress: P
     seconds = time.perf_counter() - began
     log.info("%s has read %d bytes in %.1f s", place, model.report["read_bytes"], seconds)
     linears = model.adapters.whole_linears if model.adapters is not None else ()  # type: ignore[attr-defined]
-    link.say(RankLoaded(rank, model.part, model.report["read_bytes"], seconds, linears))
+    states = model.kv_shape.states
+    link.say(
+        RankLoaded(rank, model.part, model.report["read_bytes"], seconds, linears, told_states(states), states.single)
+    )
     progress("ready")
-    follow(link, shared, CacheShard.of(model.part, model.kv_shape.dtype), model.dtype, model.adapters)
+    follow(link, shared, CacheShard.of(model.part, model.kv_shape.dtype, states), model.dtype, model.adapters)

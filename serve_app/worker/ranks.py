@@ -47,12 +47,16 @@ class Ranks:
     def take(self, model: CausalModel) -> None:
         """Makes of rank 0's part of a model the whole one. Raises :class:`RankLost`."""
         from serve_app.parallel.adapters import GroupBank
-        from serve_app.parallel.cache import CacheShard, GroupShape
+        from serve_app.parallel.cache import CacheShard, GroupShape, numbered, states_told
         from serve_app.parallel.steps import LedForward, SharedForward
 
         loaded = self.leader.await_loaded()
         dtype = model.kv_shape.dtype
-        parts = [CacheShard.of(layers, dtype) for layers in (model.part, *(each.layers for each in loaded))]
+        layers = [model.part, *(each.layers for each in loaded)]
+        states = [model.kv_shape.states, *(states_told(each.states, single=each.single) for each in loaded)]
+        if any(kept.parts for kept in states):
+            layers = numbered(layers)
+        parts = [CacheShard.of(own, dtype, kept) for own, kept in zip(layers, states, strict=True)]
         shared = model.forward
         assert isinstance(shared, SharedForward)
         self.forward = LedForward(shared, self.leader, self._failed)

@@ -65,7 +65,7 @@ def measure(forward: Forward, shape: KVShape, device: torch.device, *, max_batch
     torch.cuda.reset_peak_memory_stats(device)
     with torch.inference_mode():
         draw_all(forward(largest_batch(kv, max_batch_tokens, max_num_seqs, max_model_len)))
-        if kv.states:
+        if kv.shape.states.parts:
             forward(widest_batch(kv, max_num_seqs, max(1, max_batch_tokens // max_num_seqs)))
     torch.cuda.synchronize(device)
     activations = torch.cuda.max_memory_allocated(device) - held
@@ -109,7 +109,7 @@ def largest_batch(kv: KVCache, max_batch_tokens: int, max_num_seqs: int, max_mod
         max_seq_len=max(lengths),
         total_seq_len=sum(lengths),
         kv=kv,
-        states=_states(lengths, device) if kv.states else None,
+        states=_states(lengths, device) if kv.shape.states.parts else None,
     )
 
 

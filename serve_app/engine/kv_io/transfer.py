@@ -151,7 +151,7 @@ class ChunkExporter:
                 self._export(request, blocks, done, end)
                 done = end
         self._done[request.id] = done
-        if self._kv.states:
+        if self._kv.shape.states.parts:
             self._export_state(request, computed, last)
 
     def _export_state(self, request: Request, end: int, last: bool) -> None:

@@ -44,7 +44,7 @@ class DraftEngine:
         """``places``: of the draft model's own adapters, by the digest of the target's that each goes with. Raises
         ValueError for a model that can't take back what it has drafted.
         """
-        if runner.kv.states:
+        if runner.kv.shape.states.parts:
             raise ValueError(
                 "the draft model has layers that keep a state, which can't take back tokens that did not stand; draft "
                 "with a model of attention layers alone"

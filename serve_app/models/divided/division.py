@@ -16,9 +16,23 @@ from torch import nn
 from serve_app.kernels.linear.quantize import GROUP
 from serve_app.models.loading.folder import UnsupportedModel
 from serve_app.models.mixtures.mixture import own_weights
+from serve_app.models.stateful import keeps_state
 from serve_app.parallel.dispatch import Wire, least_rows
 from serve_app.parallel.place import Place
 from serve_app.parallel.stages import stages
+
+
+def _attention(name: str = "self_attn", out: str = "o_proj") -> dict[str, str]:
+    return {**{f"{name}.{each}_proj": "colwise" for each in "qkv"}, f"{name}.{out}": "rowwise"}
+
+
+def _gated(name: str, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj") -> dict[str, str]:
+    return {f"{name}.{gate}": "colwise", f"{name}.{up}": "colwise", f"{name}.{down}": "rowwise"}
+
+
+def _layers(rules: dict[str, str]) -> dict[str, str]:
+    return {f"model.layers.*.{rule}": style for rule, style in rules.items()}
+
 
 # Families without a plan for dividing layers in transformers, in its words. gpt-oss keeps the weights of its experts
 # transposed, gates and ups in turns.
@@ -34,6 +48,9 @@ PLANS: dict[str, dict[str, str]] = {
         "model.layers.*.mlp.experts.gate_up_proj_bias": "rowwise",
         "model.layers.*.mlp.experts.down_proj": "colwise",
     },
+    "lfm2": _layers(_attention(out="out_proj") | _gated("feed_forward", "w1", "w3", "w2")),
+    "bamba": _layers(_attention() | _gated("feed_forward")),
+    "falcon_h1": _layers(_attention() | _gated("feed_forward")),
 }
 # What transformers' plans leave whole, below a layer: heads of latent attention, and of what makes latents the columns,
 # whose sums are as narrow as a latent; shared experts.
@@ -47,16 +64,25 @@ _HEADS = {
 }
 
 
-def _shared(name: str) -> dict[str, str]:
-    return {f"mlp.{name}.gate_proj": "colwise", f"mlp.{name}.up_proj": "colwise", f"mlp.{name}.down_proj": "rowwise"}
-
-
 MORE = {
     "deepseek_v2": _HEADS,
     "deepseek_v3": _HEADS,
-    "glm4_moe_lite": {**_HEADS, **_shared("shared_experts")},
-    "qwen2_moe": _shared("shared_expert"),
-}
+    "glm4_moe_lite": {**_HEADS, **_gated("mlp.shared_experts")},
+    "qwen2_moe": _gated("mlp.shared_expert"),
+    "granitemoehybrid": {
+        **_attention(),
+        "shared_mlp.input_linear.weight": "packed_colwise",
+        "shared_mlp.output_linear": "rowwise",
+    },
+    "jamba": _attention() | _gated("feed_forward"),
+    "kimi_linear": {rule: style for rule, style in _HEADS.items() if ".q_a" not in rule and ".q_b" not in rule},
+    "lfm2_moe": _attention(out="out_proj") | _gated("feed_forward", "w1", "w3", "w2"),
+    "nemotron_h": {
+        **_attention("mixer"),
+        "mixer.up_proj": "colwise", "mixer.down_proj": "rowwise",
+        "mixer.shared_experts.up_proj": "colwise", "mixer.shared_experts.down_proj": "rowwise",
+    },
+}  # fmt: skip
 # Mixtures whose result is the sum of what routed and shared experts give, each times a number of the row's.
 SUMS = ("deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "qwen2_moe")
 _SHARED_EXPERTS = re.compile(r"\.shared_experts?(\.|$)")
@@ -146,7 +172,9 @@ def dispatch_from(module: Any, place: Place, item: int, wire: Wire) -> int:
     names = ("num_local_experts", "num_experts", "n_routed_experts")
     experts = next((found for name in names if (found := getattr(config, name, None))), 0)
     chosen = getattr(config, "num_experts_per_tok", None) or 0
-    # Shared experts are divided, and need all rows on each rank.
+    # Shared experts are divided, and need all rows on each rank, as do layers that keep states.
+    if any(keeps_state(child) for child in module.modules()):
+        return 0
     if not experts or not chosen or any(_SHARED_EXPERTS.search(name) for name, _ in module.named_modules()):
         return 0
     return least_rows(experts, chosen, place.tensor, config.hidden_size * item, wire)
@@ -180,6 +208,9 @@ def divide(module: Any, place: Place, least: int = 0) -> Division:
     more = MORE.get(module.config.get_text_config().model_type, {})
     plan |= {f"{below}.*.{rule}": style for rule, style in more.items()}
     outer = {each for each, child in modules.items() if child is head or child is module.get_input_embeddings()}
+    keeping = {each for each, child in modules.items() if keeps_state(child)}
+    if least and keeping:
+        raise UnsupportedModel(f"{name} has layers that keep states; expert_dispatch: always does not go with them yet")
     seeing = tuple(f"{each}." for each in looking(module))
     rules = [
         (target, style)
@@ -188,6 +219,8 @@ def divide(module: Any, place: Place, least: int = 0) -> Division:
         if not f"{target}.".startswith(seeing)
         # Where rows travel, those of a rank go through shared experts there.
         and not (least and _SHARED_EXPERTS.search(target))
+        # A text's state lies whole on each rank, so that what makes it comes together before it does.
+        and not (style != "colwise_gather_output" and target.rpartition(".")[0] in keeping)
     ]
     if place.whole_experts:
         _whole_experts(found, modules, [target for target, style in rules if style == "moe_tp_experts"], name)

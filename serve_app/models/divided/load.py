@@ -7,6 +7,9 @@ transformers' modules with smaller weights, and :mod:`.modules` where ranks come
 
 from __future__ import annotations
 
+import ast
+import inspect
+import textwrap
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -78,7 +81,8 @@ class PartOfModel:
     def cache(self, layers: list[SeenLayer]) -> tuple[RankLayer, ...]:
         """What this rank keeps of each of its layers."""
         found, place = [], self.division.place
-        for index, seen in zip(self.division.held, layers, strict=True):
+        for seen in layers:
+            index: int = seen.module.layer_idx  # type: ignore[assignment]
             heads, width = seen.kv_heads, max(seen.key_dim, seen.value_dim)
             # Every rank has the latent, which all heads make their keys and values of.
             every = heads if seen.shared else self.division.all_heads(index, heads)
@@ -201,7 +205,7 @@ def _leave_other_stages(model: Any, division: Division, dtype: torch.dtype) -> N
     layers = layers_of(model)
     for index, layer in enumerate(layers):
         if index not in division.held:
-            absent = Through()
+            absent = Through(pair=returns_pair(layer))
             # What the model's own forward asks of a layer, its kind of attention for one.
             absent.__dict__.update({k: v for k, v in vars(layer).items() if not k.startswith("_") and k != "training"})
             layers[index] = absent
@@ -210,8 +214,18 @@ def _leave_other_stages(model: Any, division: Division, dtype: torch.dtype) -> N
         width = model.get_input_embeddings().weight.shape[1]
         model.set_input_embeddings(NoEmbedding(width, dtype))
     if not place.last:
-        model.set_output_embeddings(Through())
+        head = Through()
+        head.weight = torch.empty(0, dtype=dtype)  # Mamba asks for its dtype
+        model.set_output_embeddings(head)
         model.all_tied_weights_keys = {}
+
+
+def returns_pair(layer: nn.Module) -> bool:
+    """Whether a decoder's layer returns hidden states and something beside them; what annotations say is not always
+    so."""
+    source = textwrap.dedent(inspect.getsource(inspect.unwrap(type(layer).forward)))
+    found = [each for each in ast.walk(ast.parse(source)) if isinstance(each, ast.Return)]
+    return any(isinstance(each.value, ast.Tuple) and len(each.value.elts) == 2 for each in found)
 
 
 def _hold_places(model: Any, division: Division, group: Group) -> None:

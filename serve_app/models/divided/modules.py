@@ -139,13 +139,18 @@ class NoEmbedding(nn.Module):
 
 
 class Through(nn.Module):
-    """Of what another stage has: hands on what comes in."""
+    """Of what another stage has: hands on what comes in; in a ``pair`` with nothing, as some families' layers do."""
 
     # Qwen2-Audio's forward asks what hears where it is, and needs it for sounds alone.
     device = torch.device("cpu")
 
+    def __init__(self, pair: bool = False) -> None:
+        super().__init__()
+        self.pair = pair
+
     def forward(self, *inputs: Any, **options: Any) -> Any:
-        return inputs[0] if inputs else options["hidden_states"]
+        states = inputs[0] if inputs else options["hidden_states"]
+        return (states, None) if self.pair else states
 
 
 class PartLinear(Linear):

@@ -249,7 +249,7 @@ def first_difference(
             max_model_len=sizes.context,
         )
         slots = 0
-        if shape.states.parts:
+        if prepared.keeps:
             slots = 2 * way.requests + KEPT_STATES
             scheduler.states = StateSlots(slots, way.requests)
         scheduler.extend_at, scheduler.recompute = prepared.extend_at, prepared.recompute

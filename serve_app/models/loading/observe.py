@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from serve_app.models import attention
 from serve_app.models.attention import PagedLayer
 from serve_app.models.latent import latent_of
-from serve_app.models.stateful import StatefulLayer, showing, stateful_layers
+from serve_app.models.stateful import StatefulLayer, keeps_states, showing, stateful_layers
 
 TOKENS = 4
 # Modules that remember more of a text than keys and values, by what their classes are called.
@@ -61,7 +61,7 @@ def observe(module: nn.Module, device: torch.device, *, coded: bool = False) -> 
     Raises :class:`Unservable` where not every layer's memory goes through transformers' attention interface.
     """
     states = stateful_layers(module)
-    if not states:  # what else one with states does between tokens is seen by comparing it
+    if not _keeps(module, states):  # what else one with states does between tokens is seen by comparing it
         refuse_state(module)
         refuse_positions(module)
     calls: list[SeenLayer] = []
@@ -95,7 +95,7 @@ def observe(module: nn.Module, device: torch.device, *, coded: bool = False) -> 
             output = run(module, parameters_of(module), inputs, places, batch=None, rows=positions)
     finally:
         attention.register()
-    return _placed(module, calls, states), int(output.logits.shape[-1])
+    return _placed(module, calls, keeps=_keeps(module, states)), int(output.logits.shape[-1])
 
 
 def run(
@@ -156,7 +156,12 @@ def refuse_positions(module: nn.Module) -> None:
         )
 
 
-def _placed(module: nn.Module, calls: list[SeenLayer], states: list[StatefulLayer]) -> list[SeenLayer]:
+def _keeps(module: nn.Module, states: list[StatefulLayer]) -> bool:
+    """Whether layers of the model keep states, here or on other ranks."""
+    return bool(states) or (hasattr(module, "held_layers") and keeps_states(type(module)))
+
+
+def _placed(module: nn.Module, calls: list[SeenLayer], *, keeps: bool) -> list[SeenLayer]:
     """The calls in order of their layers, each module with its place in the cache."""
     config: Any = module.config.get_text_config()  # type: ignore[union-attr, operator]
     every = getattr(config, "num_hidden_layers", None) or getattr(config, "num_layers", None) or len(calls)
@@ -164,11 +169,11 @@ def _placed(module: nn.Module, calls: list[SeenLayer], states: list[StatefulLaye
     # Llama 3.2 Vision's that attend to pictures are left out of texts without any.
     left_out = getattr(config, "cross_attention_layers", None) or ()
     held = getattr(module, "held_layers", [i for i in range(max(every, len(calls))) if i not in left_out])
-    if states:  # layers with a state, and those with neither, have no call
+    if keeps:  # layers with a state, and those with neither, have no call
         held = sorted(getattr(call.module, "layer_idx", -1) for call in calls)
     expected = min(every, len(held))
     name = type(module).__name__
-    if len(calls) < (not states) or len(calls) < expected:
+    if len(calls) < (not keeps) or len(calls) < expected:
         raise Unservable(
             f"{name}: {len(calls)} of {expected} layers use transformers' attention interface; what the others remember"
             " would not be in the paged cache"

@@ -36,6 +36,7 @@ class Prepared:
     recompute: bool
     states: StateShape
     stepwise: bool  # some layer computes a token alone otherwise than among others
+    keeps: bool  # whether layers keep states, on other ranks if not here
 
     def kv_shape(self, dtype: torch.dtype) -> KVShape:
         """A cache that holds what each layer hands over."""
@@ -66,7 +67,7 @@ def prepare(module: nn.Module, device: torch.device, *, latents: bool = True) ->
     forward = _forward(module, carriers, extend_at)
     recompute = extend_at is not None and longrope.recomputes(module)
     stepwise = any(layer.stepwise for layer in states)
-    return Prepared(forward, layers, vocab_size, extend_at, recompute, shape_of(states), stepwise)
+    return Prepared(forward, layers, vocab_size, extend_at, recompute, shape_of(states), stepwise, bool(states))
 
 
 def _forward(module: Any, carriers: list[Carrier], extend_at: int | None) -> Callable[[Batch], Tensor]:
