@@ -18,6 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from serve_app.catalog.errors import CatalogError
 from serve_app.catalog.load import Catalog, load_catalog
 from serve_app.catalog.ranks import check_room
 from serve_app.catalog.records import ModelRecord, Profile
@@ -32,6 +33,7 @@ from serve_app.run_directory import RunDirectory
 from serve_app.state.check import read_operated
 
 Say = Callable[[str], None]
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, frozen=True)
@@ -165,8 +167,8 @@ class LocalCluster:
         from serve_app.app import applications, plant_workers, urgent
 
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
-        settings = self._settings
         self._check_room()
+        settings = self._settings
         # Serve waits for its proxies; the applications can start meanwhile, as soon as there is a controller.
         with ThreadPoolExecutor(1) as background:
             serving = background.submit(
@@ -189,14 +191,26 @@ class LocalCluster:
         self._remember()
 
     def _check_room(self) -> None:
-        """Refuses a worker of more ranks than this machine can ever place."""
+        """Of models whose workers have more ranks than this machine can ever place, refuses those that were asked for
+        and leaves out the others.
+        """
         import ray
 
         started = self._catalog.started(self._settings.profile, self._settings.models)
         if any(stage.ranks > 1 and stage.num_gpus for _, profile in started for stage in profile.stages.values()):
             gpus = [node["Resources"].get("GPU", 0.0) for node in ray.nodes() if node["Alive"]]
+            fit = []
             for record, profile in started:
-                check_room(record, profile, gpus, self._catalog.source(record.id))
+                try:
+                    check_room(record, profile, gpus, self._catalog.source(record.id))
+                    fit.append(record.id)
+                except CatalogError as error:
+                    if self._settings.models:
+                        raise
+                    self._say(f"leaving out {record.id}: {error.told}")
+                    log.warning("%s is not served: %s", record.id, error.told)
+            if len(fit) < len(started):
+                self._settings = self._settings.model_copy(update={"models": tuple(fit)})
 
     def deploy_rest(self) -> None:
         """Deploys what :meth:`start` left for later."""

@@ -13,7 +13,7 @@ from serve_app.grammar.check import check_grammar
 from serve_app.grammar.limits import MAX_PARALLEL_CALLS
 from serve_app.grammar.rules import ANY_OBJECT, choice_rule, grammar, json_rule, lark_grammar, literal, regex_rule
 from serve_app.grammar.schema import check_schema
-from serve_app.text.reasoning import Marks
+from serve_app.text.reasoning import Marks, pieces
 from serve_app.text.tokenizer import Tokenizer
 from serve_app.text.tool_calls.grammars import FAMILIES, CallRules, TokenRule
 
@@ -154,14 +154,20 @@ def _answer_rule(answer: AnswerFormat) -> str:
 
 def _after_reasoning(start: str, marks: Marks, inside: bool, token: TokenRule, rules: dict[str, str]) -> str:
     """The answer may only begin once reasoning has ended."""
-    opening, closing = token(marks.start) or literal(marks.start), token(marks.end)
+
+    def named(mark: str) -> str:
+        return " ".join(token(each) or literal(each) for each in pieces(mark))
+
+    closing = named(marks.end) if token(pieces(marks.end)[0]) else None
     rules["final"] = f"SPACE? ({start})"
     rules["SPACE"] = r"/[ \n]{1,4}/"
     if closing is not None:
         rules["thought"] = f"/(?s:.*)/ {closing}"
     else:
         rules["thought[lazy]"] = f"/(?s:.*){re.escape(marks.end).replace('/', chr(92) + '/')}/"
-    return "thought final" if inside else f"{opening} thought final | final"
+    if inside:
+        return "thought final"
+    return f"{named(marks.start)} thought final | {named(marks.direct)} final"
 
 
 def _within(field: str, work: Callable[[], Any]) -> Any:

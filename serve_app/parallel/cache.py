@@ -210,13 +210,15 @@ class GroupCache(KVCache):
 
     def copy_out(self, blocks: list[int]) -> Tensor:
         """The payload of ``blocks``, of all layers and heads, on rank 0's device."""
+        if not self.whole.layers:  # which keep states alone
+            return self.own.copy_out(blocks)
         found = self._gather(blocks)
         with self.whole.group.waiting.counted():
             found.wait()
         return found()
 
     def copy_out_beside(self, blocks: list[int]) -> Callable[[], Tensor] | None:
-        if self.device.type != "cpu":
+        if self.device.type != "cpu" or not self.whole.layers:
             return None
         while self.coming and (self.coming[0].arrived or len(self.coming) >= COMING):
             self.coming.popleft().wait()
@@ -268,6 +270,8 @@ class GroupCache(KVCache):
 
     def copy_in(self, blocks: list[int], payload: Tensor, first: int = 0) -> None:
         """Overwrites ``blocks`` on every rank; as :meth:`KVCache.copy_in`."""
+        if not self.whole.layers:
+            return
         each = self.whole.layout.block_bytes
         held, rest = divmod(payload.numel(), each)
         if payload.dtype != torch.uint8 or rest or first + len(blocks) > held:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,10 +70,19 @@ def states(config: dict[str, Any], full: Any, dtype: str) -> StateNeeds | None:
         raise NoTensors(f"what its layers keep can't be told from config.json ({str(error)[:200]})") from error
 
 
-def cut_names(config: dict[str, Any], full: Any, dtype: str) -> tuple[set[str], str]:
-    """The tensors of layers that ranks divide, by :attr:`Tensor.below`, of a model whose layers keep states; or none
-    and why ranks can't divide its layers. Raises :class:`NoTensors`.
+@dataclass(slots=True, frozen=True)
+class Cuts:
+    """Of a model whose layers keep states: the tensors of layers that ranks do not divide, and those whose results come
+    together again at once, by :attr:`Tensor.below`; or why ranks can't divide its layers.
     """
+
+    whole: frozenset[str] = frozenset()
+    joined: frozenset[str] = frozenset()
+    reason: str = ""
+
+
+def cuts_of(config: dict[str, Any], full: Any, dtype: str) -> Cuts:
+    """Raises :class:`NoTensors`."""
     from serve_app.models.divided.division import divide
     from serve_app.models.loading.folder import UnsupportedModel
     from serve_app.parallel.place import Place
@@ -81,9 +91,13 @@ def cut_names(config: dict[str, Any], full: Any, dtype: str) -> tuple[set[str], 
     try:
         found = divide(module, Place(2))
     except UnsupportedModel as reason:
-        return set(), str(reason)
-    names = {*found.cuts, *(f"{name}.weight" for name in found.few)}
-    return {Tensor(name, 0, 0).below for name in names}, ""
+        return Cuts(reason=str(reason))
+    whole = {name for name, _ in module.named_parameters()} - {*found.cuts, *_weights(found.few)}
+    return Cuts(*(frozenset(Tensor(name, 0, 0).below for name in each) for each in (whole, _weights(found.joined))))
+
+
+def _weights(modules: Iterable[str]) -> set[str]:
+    return {f"{name}.weight" for name in modules}
 
 
 def encoded(config: dict[str, Any], full: Any, folder: Path | None, dtype: str) -> dict[str, Encoding]:

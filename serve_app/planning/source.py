@@ -11,7 +11,7 @@ from serve_app.catalog.errors import CatalogError
 from serve_app.catalog.load import load_catalog
 from serve_app.catalog.records import ModelRecord
 from serve_app.planning.cache import layer_caches
-from serve_app.planning.described import cut_names, describe, encoded, full_config, states
+from serve_app.planning.described import Cuts, cuts_of, describe, encoded, full_config, states
 from serve_app.planning.formats import read_format
 from serve_app.planning.held import LATENT, Held, as_held
 from serve_app.planning.model import Model, build
@@ -61,26 +61,26 @@ def plan_model(
             raise NoTensors(str(error)) from error
     dtype = held.dtype if held is not None else "bfloat16"
     needs = states(config, full, dtype)
-    cuts, undivided = cut_names(config, full, dtype) if needs is not None else (set[str](), "")
+    cuts = cuts_of(config, full, dtype) if needs is not None else Cuts()
     latent = True
     if held is not None:
         latent = full.get_text_config().model_type in LATENT and held.quantization == "none"
         tensors = as_held(tensors, held, routers=needs is None)
     caches = layer_caches(full, item, latent=latent, states=needs.states if needs is not None else None)
     if needs is not None:
-        tensors = [replace(each, whole=_lies_whole(each, cuts)) for each in tensors]
-        alone = {each.layer for each in tensors if each.whole and each.makes_keys}
+        tensors = [replace(each, whole=_lies_whole(each, cuts.names)) for each in tensors]
+        alone = {t.layer for t in tensors if t.makes_keys and (t.whole or t.below in cuts.joined)}
         caches = [cache.on_every_rank() if index in alone else cache for index, cache in enumerate(caches)]
     model = build(name, full, tensors, caches)
     if needs is not None:
-        model.recurrence, model.undivided = (needs.fixed, needs.each), undivided
+        model.recurrence, model.undivided = (needs.fixed, needs.each), cuts.reason
     if held is not None and held.dtype == "float32":
         model.item = 4
     model.media = encoded(config, full, folder, dtype)
     return model
 
 
-def _lies_whole(tensor: Tensor, cuts: set[str]) -> bool:
+def _lies_whole(tensor: Tensor, cuts: frozenset[str]) -> bool:
     """Whether ranks that divide layers have all of it. What experts are called in files is not what they are called in
     memory; they are always divided.
     """

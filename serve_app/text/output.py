@@ -44,7 +44,7 @@ def open_output(
         # Each token has a character at least; white space behind the mark may be tokens of its own.
         tail = tokenizer.decode(prompt[-TAIL_CHARS:].tolist(), skip_special_tokens=False)
         reasoning = ReasoningSplitter(marks, inside=opens(tail, marks))
-    keep = (MARKS[reasoning_parser].start, MARKS[reasoning_parser].end) if reasoning is not None else ()
+    keep = MARKS[reasoning_parser].tokens if reasoning is not None else ()
     return OutputStream(
         tokenizer,
         index=index,

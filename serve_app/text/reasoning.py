@@ -3,12 +3,14 @@ family.
 
 ``qwen3``, ``deepseek_r1``  <think> ... </think>      Qwen3, QwQ, DeepSeek-R1 and its distillations, GLM
 ``mistral``                 [THINK] ... [/THINK]      Magistral
+``harmony``                 channels of messages      gpt-oss (github.com/openai/harmony)
 
 Some chat templates write the opening mark themselves, so that the answer begins behind it: the prompt tells.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from serve_app.text.tool_calls.base import prefix_at_end
@@ -16,12 +18,32 @@ from serve_app.text.tool_calls.base import prefix_at_end
 
 @dataclass(slots=True, frozen=True)
 class Marks:
+    """``direct``: what stands before an answer without reasoning, if anything does."""
+
     start: str
     end: str
+    direct: str = ""
+
+    @property
+    def tokens(self) -> list[str]:
+        """Texts of control tokens in them."""
+        return list(dict.fromkeys(each for mark in (self.start, self.end, self.direct) for each in pieces(mark)))
 
 
+def pieces(mark: str) -> list[str]:
+    """The control tokens of a mark and what is between them."""
+    return [each for each in _CONTROL.split(mark) if each]
+
+
+_CONTROL = re.compile(r"(<\|\w+\|>)")
 _THINK = Marks("<think>", "</think>")
-MARKS: dict[str, Marks] = {"qwen3": _THINK, "deepseek_r1": _THINK, "mistral": Marks("[THINK]", "[/THINK]")}
+_FINAL = "<|channel|>final<|message|>"
+MARKS: dict[str, Marks] = {
+    "qwen3": _THINK,
+    "deepseek_r1": _THINK,
+    "mistral": Marks("[THINK]", "[/THINK]"),
+    "harmony": Marks("<|channel|>analysis<|message|>", f"<|end|><|start|>assistant{_FINAL}", _FINAL),
+}
 # Characters at the end of a prompt in which an opening mark and white space behind it must lie.
 TAIL_CHARS = 32
 
@@ -88,7 +110,11 @@ class ReasoningSplitter:
             self._inside = True
             self._held = stripped[len(self._marks.start) :]
             return True
-        if final or not self._marks.start.startswith(stripped):
+        direct = self._marks.direct
+        if direct and stripped.startswith(direct):
+            self._held = stripped[len(direct) :]
+            self.ended_at = self._read - len(self._held)
+        elif final or not (self._marks.start.startswith(stripped) or (direct and direct.startswith(stripped))):
             self.ended_at = self._read - len(self._held)
         return False
 

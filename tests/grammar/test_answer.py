@@ -9,7 +9,7 @@ import pytest
 from serve_app.api.errors import InvalidInput
 from serve_app.api.openai.read import parse_chat
 from serve_app.grammar.answer import answer_grammar, needs_grammar, token_rule
-from serve_app.text.reasoning import Marks
+from serve_app.text.reasoning import MARKS, Marks
 from serve_app.text.tool_calls import PARSERS
 from serve_app.text.tool_calls.grammars import FAMILIES
 
@@ -105,6 +105,23 @@ def test_reasoning_comes_before_the_answer(fits):
         assert not fits(thought + "3", marks=marks, inside=inside, response_format=SCHEMA)
         assert fits(thought + CALLS["pico"], marks=marks, inside=inside, tools=TOOLS, tool_choice="required")
     assert not fits('{"a": 3}', marks=marks, inside=True, response_format=SCHEMA)
+
+
+def test_marks_of_several_control_tokens(fits):
+    harmony = MARKS["harmony"]
+    for thought in (f"{harmony.start}Hm.{harmony.end}", harmony.direct):
+        assert fits(thought + '{"a": 3}', marks=harmony, response_format=SCHEMA)
+        assert not fits(thought + "3", marks=harmony, response_format=SCHEMA)
+    assert not fits('{"a": 3}', marks=harmony, response_format=SCHEMA)
+    # With a tokenizer that has them.
+    ids = {"<|channel|>": 200005, "<|message|>": 200008, "<|end|>": 200007, "<|start|>": 200006}
+    request = parse_chat(
+        {"model": "@cf/a/b", "messages": [{"role": "user", "content": "x"}], "response_format": SCHEMA}
+    )
+    built = answer_grammar(request, token=lambda name: f"<[{ids[name]}]>" if name in ids else None, marks=harmony)
+    assert 'start: <[200005]> "analysis" <[200008]> thought final | <[200005]> "final" <[200008]> final' in built
+    closing = '<[200007]> <[200006]> "assistant" <[200005]> "final" <[200008]>'
+    assert f"thought: /(?s:.*)/ {closing}" in built
 
 
 def test_arguments_have_no_properties_that_the_tool_does_not_name(fits):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from serve_app.catalog.load import load_catalog
 from serve_app.planning.devices import GPUS
 from serve_app.planning.plan import DoesNotFit, ServingTarget, best_plan, make_plan, to_json
 from serve_app.planning.ranks import DoesNotDivide, Split
@@ -53,6 +54,7 @@ def test_kimi_k2_5_fits_eight_h100_with_30_gib_left():
         ("gpt-oss-20b", 13.8, 20.9, 3.61),
         ("qwen3-30b-a3b-fp8", 31.2, 30.5, 3.04),
         ("deepseek-v3", 672.5, 671, 37),
+        ("glm-4.7-flash", 59.9, 29.9, 3.7),
     ],
 )
 def test_sizes_that_authors_publish(name, gigabytes, billions, active):
@@ -60,6 +62,31 @@ def test_sizes_that_authors_publish(name, gigabytes, billions, active):
     assert model.weight_bytes / 1e9 == pytest.approx(gigabytes, rel=0.02)
     assert model.values / 1e9 == pytest.approx(billions, rel=0.01)
     assert model.active_values / 1e9 == pytest.approx(active, rel=0.06)
+
+
+@pytest.mark.parametrize(
+    ("record", "name"),
+    [
+        ("@cf/meta/llama-3.3-70b-instruct-fp8-fast", "llama-3.3-70b-instruct"),
+        ("@cf/meta/llama-4-scout-17b-16e-instruct", "llama-4-scout"),
+        ("@cf/openai/gpt-oss-120b", "gpt-oss-120b"),
+        ("@cf/openai/gpt-oss-20b", "gpt-oss-20b"),
+        ("@cf/qwen/qwen3-30b-a3b-fp8", "qwen3-30b-a3b-fp8"),
+        ("@cf/zai-org/glm-4.7-flash", "glm-4.7-flash"),
+    ],
+)
+def test_records_of_large_models_fit_their_gpus_with_a_text_as_long_as_they_say(record, name, tmp_path):
+    found = load_catalog(tmp_path)[record]
+    [stage] = found.serving["gpu"].stages.values()
+    # The repository of the record has 16 bits where Cloudflare's id says fp8.
+    config = {key: value for key, value in published()[name].items() if key != "quantization_config" or "oss" in name}
+    model = plan_model(name, config, [], item=2)
+    asked = ServingTarget(
+        GPUS["h100"], stage.ranks, stage.gpu_memory_utilization, stage.max_batch_tokens, stage.max_num_seqs,
+        kv_cache_bytes=stage.kv_cache_bytes,
+    )  # fmt: skip
+    plan = make_plan(model, asked, Split(stage.tensor_parallel))
+    assert plan.tokens >= found.properties.context_window <= model.context
 
 
 def test_the_best_split_of_a_small_model_is_replicas_and_of_a_large_one_ranks():

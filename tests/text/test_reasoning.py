@@ -20,6 +20,16 @@ CASES = [
     ("deepseek_r1", True, "Hm.", "Hm.", ""),
     ("deepseek_r1", False, "<think>Hm.</think>", "Hm.", ""),
     ("mistral", False, "[THINK]Hm.[/THINK]Yes", "Hm.", "Yes"),
+    (
+        "harmony",
+        False,
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes",
+        "Hm.",
+        "Yes",
+    ),
+    ("harmony", False, "<|channel|>final<|message|>Yes <|end", "", "Yes <|end"),
+    ("harmony", False, "<|channel|>analysis<|message|>Hm.<|end|>", "Hm.<|end|>", ""),
+    ("harmony", False, "<|channel|>fin", "", "<|channel|>fin"),
 ]
 
 
