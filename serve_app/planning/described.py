@@ -72,12 +72,14 @@ def states(config: dict[str, Any], full: Any, dtype: str) -> StateNeeds | None:
 
 @dataclass(slots=True, frozen=True)
 class Cuts:
-    """Of a model whose layers keep states: the tensors of layers that ranks do not divide, and those whose results come
-    together again at once, by :attr:`Tensor.below`; or why ranks can't divide its layers.
+    """Of a model whose layers keep states: the tensors of layers that ranks do not divide, those whose results come
+    together again at once, by :attr:`Tensor.below`, and layers of which ranks divide nothing that mixes tokens; or why
+    they can't divide its layers.
     """
 
     whole: frozenset[str] = frozenset()
     joined: frozenset[str] = frozenset()
+    layers: frozenset[int | None] = frozenset()
     reason: str = ""
 
 
@@ -93,7 +95,15 @@ def cuts_of(config: dict[str, Any], full: Any, dtype: str) -> Cuts:
     except UnsupportedModel as reason:
         return Cuts(reason=str(reason))
     whole = {name for name, _ in module.named_parameters()} - {*found.cuts, *_weights(found.few)}
-    return Cuts(*(frozenset(Tensor(name, 0, 0).below for name in each) for each in (whole, _weights(found.joined))))
+    mixing = [Tensor(name, 0, 0) for name, _ in module.named_parameters()]
+    mixing = [each for each in mixing if each.role == "attention"]
+    divided = {each.layer for each in mixing if each.name not in whole}
+    layers = frozenset(each.layer for each in mixing) - divided
+    return Cuts(_below(whole), _below(_weights(found.joined)), layers)
+
+
+def _below(names: Iterable[str]) -> frozenset[str]:
+    return frozenset(Tensor(name, 0, 0).below for name in names)
 
 
 def _weights(modules: Iterable[str]) -> set[str]:

@@ -111,7 +111,9 @@ def build(name: str, full: Any, tensors: Iterable[Tensor], caches: list[LayerCac
             continue
         (outer if tensor.layer is None else layers[tensor.layer])[tensor.role].add(tensor)
     hidden = int(_first(text, "hidden_size", "n_embd", "d_model"))
-    heads = int(_first(text, "num_attention_heads", "n_head", "n_heads"))
+    heads = int(
+        _first(text, "num_attention_heads", "n_head", "n_heads") or 1
+    )  # none where all layers keep states alone
     experts = int(_first(text, "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts") or 0)
     chosen = int(_first(text, "num_experts_per_tok", "moe_top_k", "num_experts_per_token", "moe_topk") or 0)
     inner = int(_first(text, "intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size") or 4 * hidden)

@@ -68,7 +68,7 @@ def plan_model(
         tensors = as_held(tensors, held, routers=needs is None)
     caches = layer_caches(full, item, latent=latent, states=needs.states if needs is not None else None)
     if needs is not None:
-        tensors = [replace(each, whole=_lies_whole(each, cuts.names)) for each in tensors]
+        tensors = [replace(each, whole=_lies_whole(each, cuts)) for each in tensors]
         alone = {t.layer for t in tensors if t.makes_keys and (t.whole or t.below in cuts.joined)}
         caches = [cache.on_every_rank() if index in alone else cache for index, cache in enumerate(caches)]
     model = build(name, full, tensors, caches)
@@ -80,13 +80,13 @@ def plan_model(
     return model
 
 
-def _lies_whole(tensor: Tensor, cuts: frozenset[str]) -> bool:
-    """Whether ranks that divide layers have all of it. What experts are called in files is not what they are called in
-    memory; they are always divided.
+def _lies_whole(tensor: Tensor, cuts: Cuts) -> bool:
+    """Whether ranks that divide layers have all of it. Files call some tensors otherwise than memory does, experts for
+    one; these are taken to be divided.
     """
-    return (
-        tensor.layer is not None and tensor.role != "experts" and tensor.role not in WHOLE and tensor.below not in cuts
-    )
+    if tensor.layer is None or tensor.role in (*WHOLE, "experts"):
+        return False
+    return tensor.below in cuts.whole or (tensor.role == "attention" and tensor.layer in cuts.layers)
 
 
 def published() -> dict[str, dict[str, Any]]:
