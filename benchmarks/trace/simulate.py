@@ -173,7 +173,7 @@ class Cluster:
             running=worker.batch + sum(j.stays for j in worker.prefilling),
             waiting=staying + len(worker.landing),
             max_seqs=worker.max_seqs,
-            kv_blocks_used=worker.kv + sum(j.prompt for j in worker.prefilling),
+            kv_blocks_used=worker.reserved,
             kv_blocks_total=worker.kv_total,
             block_tokens=1,
             max_batch_tokens=worker.chunk,

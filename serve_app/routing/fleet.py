@@ -50,6 +50,7 @@ class Reservation:
     seconds: float  # of prefill
     kv_tokens: int
     streams: int = 1
+    prompt: int = 0  # of ``kv_tokens``
     stay: int = 256  # tokens of each stream that are expected
     most: int = 256  # and that it may have
     tenant: str = ""
@@ -71,6 +72,7 @@ class Worker:
     own: int = 0  # of the batch: sent there by this gateway, and not ended yet
     kv_tokens: int = 0
     coming: int = 0  # K/V tokens of this gateway's requests that are prefilled elsewhere, or wait, and are in no report
+    passing: int = 0  # K/V tokens of this gateway's prompts that are computed here for others
     step: float = 0.0  # seconds of a decode step now; 0 without sequences
     prefilling: float = 0.0  # share of its time in which it has lately had prompts to compute
     link: Link = field(default_factory=Link)  # over which K/V come in
@@ -264,6 +266,7 @@ class Fleet:
         self._set_step(decode)
         prefill.unseen.append(reservation)
         if decode is not prefill:
+            prefill.passing += reservation.prompt
             decode.unseen.append(reservation)
 
     def release(self, reservation: Reservation) -> None:
@@ -287,6 +290,8 @@ class Fleet:
             link.gone(id(reservation))
         if reservation.decode_seen:
             reservation.decode.coming -= reservation.kv_tokens
+        if reservation.decode is not reservation.prefill:
+            reservation.prefill.passing -= reservation.prompt
         reservation.started_at = now
         reservation.decode.holds(reservation)
 

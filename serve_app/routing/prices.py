@@ -98,6 +98,7 @@ class Price:
     fetch: float  # of the link, for what is taken from pools
     behind: float  # of waiting for the link before a transfer begins
     link_price: float  # of each second of the link, for what it delays
+    space: float  # waiting for room for the prompt alone, which is then handed over
 
     @property
     def cached(self) -> int:
@@ -173,11 +174,11 @@ class Pricer:
         step = costs.decode_seconds(batch + streams, kv + streams * prompt) * slow
         place = worker.place_s(streams, output, now)
         given = worker.gives_s(request)
-        total = kv + min(prompt + streams * output, room)
-        if total > room:
-            # Of n running sequences one ends about every output·step/n seconds; a waiting sequence does not end.
-            place = max(place, (total - room) / max(min(kv, room), 1) * output * step)
+        # Of n running sequences one ends about every output·step/n seconds; a waiting sequence does not end.
+        ends = output * step / max(min(kv, room), 1)
+        place = max(place, (kv + min(prompt + streams * output, room) - room) * ends)
         place = min(place, given)
+        space = max(kv + worker.passing + min(prompt, room) - room, 0) * ends
         # Whoever takes the next place of a full worker makes all that wait come later by as much.
         others = min(config.place_weight * fleet.waiting * place, CROWD_S)
         # Going against a role wastes time that prompts wait for: in small chunks there, or beside streams here.
@@ -207,7 +208,7 @@ class Pricer:
         loading = load_s * (config.adapter_weight - 1.0 + order(request.adapter, worker.name)) if load_s else 0.0
         return Price(
             worker, own, node, remote, uncached, wait, compute, ready, step, place, prefill, decode, loading, load_s,
-            fetch, behind, link_price,
+            fetch, behind, link_price, space,
         )  # fmt: skip
 
     def cheapest(
@@ -237,7 +238,7 @@ class Pricer:
                     if p.worker is d.worker or d.uncached <= self._config.least_handover:
                         continue
                     handover, moved, waited = self._handover(p, d, prompt, fleet, now)
-                    total = a + b - max(d.behind, d.load_s) + max(handover, d.load_s) + d.link_price * moved
+                    total = a + b + p.space - max(d.behind, d.load_s) + max(handover, d.load_s) + d.link_price * moved
                     if p.worker.load.zone != d.worker.load.zone:
                         total += self._config.zone_cost[distance(p.worker.load.zone, d.worker.load.zone)]
                     if best is None or total < best.price:

@@ -165,6 +165,7 @@ class Router:
     def _decision(self, pair: Pair, held: dict[str, str]) -> Decision:
         p, d = pair.prefill, pair.decode
         stays = p is d
+        space = 0.0 if stays else p.space
         if p.worker.name in held or d.worker.name in held:
             why = "session"
         elif stays:
@@ -174,10 +175,10 @@ class Router:
         return Decision(
             decode=d.worker.name,
             prefill=None if stays else p.worker.name,
-            ttft=p.ready + d.step + d.place + pair.handover,
+            ttft=p.ready + space + d.step + d.place + pair.handover,
             itl=d.step,
             uncached=p.uncached,
-            wait=p.wait + d.place + pair.behind,
+            wait=p.wait + space + d.place + pair.behind,
             place=d.place,
             behind=pair.behind,
             compute=p.compute,
@@ -226,8 +227,9 @@ def _reserve(view: Fleet, request: RouteRequest, decision: Decision, now: float)
     stay, most = request.stay_tokens, request.max_tokens
     transfers = Transfers(decision.fetch, decision.moved, decision.ready)
     reservation = Reservation(
-        now, prefill, decode, decision.compute, kv, request.streams, stay, most, request.tenant, transfers
-    )
+        now, prefill, decode, decision.compute, kv, request.streams, request.prompt_tokens, stay, most, request.tenant,
+        transfers,
+    )  # fmt: skip
     view.reserve(reservation)
     return reservation
 
