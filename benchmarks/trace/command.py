@@ -25,7 +25,7 @@ from benchmarks.trace.requests import (
 )
 from benchmarks.trace.shapes import SHAPES, shaped
 from benchmarks.trace.simulate import Cluster
-from benchmarks.trace.spec import RECORD_KV_TOKENS, RECORD_PREFILL, RECORD_SEQS, ClusterSpec
+from benchmarks.trace.spec import RECORD_KV_TOKENS, RECORD_SEQS, ClusterSpec
 
 # First token and mean gap, seconds.
 TARGETS = "1/0.05,2/0.05,1/0.025"
@@ -152,7 +152,7 @@ def machine(arguments: argparse.Namespace) -> ClusterSpec:
         itl_target=arguments.itl_target,
     )
     if arguments.record_memory:
-        spec = replace(spec, kv_tokens=RECORD_KV_TOKENS, max_seqs=RECORD_SEQS, prefill_share=RECORD_PREFILL)
+        spec = replace(spec, kv_tokens=RECORD_KV_TOKENS, max_seqs=RECORD_SEQS)
     if arguments.speeds:
         spec = replace(spec, gpus=tuple((1.0 / float(speed), 1.0) for speed in arguments.speeds.split(",")))
     if arguments.gpus:

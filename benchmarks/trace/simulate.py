@@ -133,9 +133,6 @@ class Cluster:
         engine = self.workers[worker]
         engine.role = role
         engine.chunk = chunk or (self.spec.decode_chunk if role == "decode" else self.spec.chunk)
-        if role == "prefill":
-            kv, seqs = self.spec.prefill_share
-            engine.kv_total, engine.max_seqs = int(engine.kv_total * kv), max(1, int(engine.max_seqs * seqs))
 
     def set_role(self, worker: int, role: Role) -> None:
         engine = self.workers[worker]

@@ -7,11 +7,10 @@ from typing import Literal
 
 from benchmarks.trace.requests import BLOCK
 
-# What the shipped records of 8B models have for decode: 16 GiB of cache at 128 KiB a token, and sequences. Of the cache
-# their prefill workers have half, and a quarter of the sequences.
-RECORD_KV_TOKENS = 131_072
-RECORD_SEQS = 128
-RECORD_PREFILL = (0.5, 0.25)
+# What every worker of the shipped records of 8B models has, whatever its stage: 12 GiB of cache at 128 KiB a token, and
+# sequences.
+RECORD_KV_TOKENS = 98_304
+RECORD_SEQS = 96
 
 
 @dataclass(slots=True, frozen=True)
@@ -25,7 +24,6 @@ class ClusterSpec:
     max_seqs: int = 256
     chunk: int = 8192  # prompt tokens per step on workers of the prefill stage, or mixed ones
     decode_chunk: int = 4096  # on workers of the decode stage, as the records of 8B models have it
-    prefill_share: tuple[float, float] = (1.0, 1.0)  # of ``kv_tokens`` and ``max_seqs``, in the prefill stage
     # Workers of several kinds, in turns: how many times as long a step takes, and the share of ``kv_tokens`` there is.
     gpus: tuple[tuple[float, float], ...] = ((1.0, 1.0),)
     kv_token_bytes: int = 131_072  # 8B model, 8 KV heads, bfloat16
@@ -63,7 +61,7 @@ class ClusterSpec:
     @property
     def largest(self) -> int:
         """Tokens of the largest request that every worker has room for."""
-        return int(self.kv_tokens * min(room for _, room in self.gpus) * self.prefill_share[0])
+        return int(self.kv_tokens * min(room for _, room in self.gpus))
 
 
 class Link:

@@ -34,6 +34,8 @@ EASY_S = 5.0
 TIGHT = 3.0
 # The most that it costs to make others wait for a place.
 CROWD_S = 1.0
+# A prompt that takes so long goes against a role in full; a shorter one in proportion.
+AGAINST_S = 0.1
 
 
 @dataclass(slots=True, frozen=True)
@@ -198,7 +200,7 @@ class Pricer:
             late = worker.gap_s(now, compute) / config.itl - 1.0
             prefill += self._stall_cost * min(max(late, 0.0), 1.0) * min(batch / MANY, 1.0)
         if role == "decode" and uncached > config.least_handover:
-            prefill += against
+            prefill += against * min(compute / AGAINST_S, 1.0)
         elif role == "prefill":
             decode += against
         if request.zone and load.zone and request.zone != load.zone:

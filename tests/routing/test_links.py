@@ -40,7 +40,7 @@ def test_where_all_links_are_full_the_prompt_stays() -> None:
     assert one.choose(request("r", 4000), 1.0).decode == "d"
     one.report(load("d", "decode", at=1.0, incoming_tokens=200_000))
     decision = one.choose(request("r", 4000), 1.0)
-    assert (decision.decode, decision.prefill, decision.moved) == ("p", None, 0.0)
+    assert (decision.prefill, decision.moved) == (None, 0.0)
 
 
 def test_what_is_sent_counts_until_a_report_shows_it_or_it_has_ended() -> None:

@@ -80,8 +80,33 @@ def test_roles_are_kept_more_strictly_the_busier_prefill_is() -> None:
         r.report(load("p", "prefill", at=60.0, queued_prefill_tokens=7000))
         r.report(load("d", "decode", at=60.0, running=2))
         assert (r.fleet.congestion > 5) == busy
-        kept[busy] = r.choose(request(prompt=1000), 60.0).prefill == "p"
+        kept[busy] = r.choose(request(prompt=6000), 60.0).prefill == "p"
     assert kept == {False: False, True: True}
+
+
+def test_a_short_prompt_may_go_against_a_role_for_less() -> None:
+    r = router(load("p", "prefill", queued_prefill_tokens=1000), load("d", "decode"))
+    assert r.choose(request(prompt=500), 0.0).prefill is None
+    assert r.choose(request(prompt=6000), 0.0).prefill == "p"
+
+
+def test_a_prompt_that_is_handed_over_waits_for_room_where_it_is_computed() -> None:
+    r = router(load("p", "prefill", kv_blocks_total=300), load("d", "decode", running=2, kv_blocks_used=100))
+    assert r.choose(request("a", prompt=6000), 0.0).prefill == "p"
+    # Streams there hold nearly all of it.
+    full = load("p", "prefill", running=20, kv_blocks_total=300, kv_blocks_used=280, at=1.0)
+    r.report(full)
+    assert r.choose(request("b", prompt=6000), 1.0).prefill is None
+    # Or prompts that are on their way there.
+    r.report(load("p", "prefill", kv_blocks_total=300, at=2.0))
+    for name in "cdef":
+        sent = request(name, prompt=6000)
+        decision = r.choose(sent, 2.0)
+        r.commit(sent, decision, 2.0)
+    assert r.fleet.workers["p"].passing <= 300 * 32
+    for name in "cdef":
+        r.finished(name)
+    assert r.fleet.workers["p"].passing == 0
 
 
 def test_load_sent_counts_before_any_report_and_is_not_counted_twice() -> None:

@@ -13,7 +13,7 @@ from tests.routing.fleets import load, request, router
 
 def sent_to(one: Router, now: float = 0.0) -> str:
     """Where the next prompt is computed."""
-    decision = one.choose(request(), now)
+    decision = one.choose(request(prompt=6000), now)
     assert decision is not None
     return decision.prefill or decision.decode
 
