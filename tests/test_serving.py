@@ -5,6 +5,10 @@ from __future__ import annotations
 import re
 import time
 
+import pytest
+
+from serve_app.catalog.errors import CatalogError
+from serve_app.config import load_settings
 from serve_app.serving import Progress
 
 
@@ -25,3 +29,24 @@ def test_a_start_that_takes_long_is_said_to_go_on(capsys):
     capsys.readouterr()
     time.sleep(0.2)
     assert capsys.readouterr().out == ""
+
+
+def test_models_without_room_are_left_out_unless_they_were_asked_for(tmp_path, monkeypatch):
+    import ray
+
+    from serve_app.cluster import LocalCluster
+
+    large, small = "@cf/openai/gpt-oss-120b", "@cf/qwen/qwen3-0.6b"
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": {"GPU": 1.0}}])
+    said: list[str] = []
+    cluster = LocalCluster(load_settings({"SERVE_APP_PROFILE": "gpu"}, home=tmp_path), said.append)
+    cluster._check_room()
+    assert any(large in line and "takes 2 GPUs" in line and "there are 1" in line for line in said)
+    assert large not in cluster._settings.models and small in cluster._settings.models
+    named = LocalCluster(load_settings({"SERVE_APP_PROFILE": "gpu", "SERVE_APP_MODELS": large}, home=tmp_path))
+    with pytest.raises(CatalogError, match="takes 2 GPUs"):
+        named._check_room()
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": {"GPU": 8.0}}])
+    roomy = LocalCluster(load_settings({"SERVE_APP_PROFILE": "gpu"}, home=tmp_path), said.append)
+    roomy._check_room()
+    assert roomy._settings.models == ()
