@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.checks import Checks
 from benchmarks.trace.engine import decode_cost, prefill_alone
 from benchmarks.trace.goodput import highest
-from benchmarks.trace.ideal import ideal_ttft, rate_bounds
+from benchmarks.trace.ideal import ideal_ttft, known_rate, rate_bounds
 from benchmarks.trace.measure import Result, quantile, table
 from benchmarks.trace.policies import EXPLAINED, POLICIES, build, variants
 from benchmarks.trace.requests import (
@@ -118,6 +118,12 @@ def goodput(arguments: argparse.Namespace, spec: ClusterSpec, trace: list[TraceR
             checks.require()
             return row
 
+        known = known_rate(trace, unlimited_misses(trace), machine, arguments.shape, 1.0 - FAILED)
+        rows.append(
+            {"ttft_target_s": ttft, "itl_target_s": itl, "asked": "everything known", "goodput_x": round(known, 2)}
+        )
+        if not arguments.json:
+            print(f"{ttft:g} s / {itl * 1e3:g} ms  everything known {known:.2f}x, which no policy is (ideal.py)")
         for policy in arguments.policies.split(","):
             names = variants(policy, machine, admitted=True) if policy in POLICIES else [policy]
             found = highest(tries, names, start=arguments.start, share=1.0 - FAILED)

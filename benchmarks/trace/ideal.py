@@ -8,10 +8,12 @@ percentile below the last. Step costs are those of :mod:`benchmarks.trace.engine
 from __future__ import annotations
 
 from collections.abc import Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
-from benchmarks.trace.engine import P0, P1, P2, DecodeCost
+from benchmarks.trace.engine import P0, P1, P2, DecodeCost, decode_cost
 from benchmarks.trace.requests import TraceRequest
+from benchmarks.trace.shapes import shaped
+from benchmarks.trace.spec import ClusterSpec
 
 # What a worker that helps with a prompt adds to each step: a layer's K/V has to get there before its attention.
 HOP_S = 0.004
@@ -59,6 +61,77 @@ def ideal_ttft(
             computed = min(left[index], chunk)
             heappush(events, (now + step_seconds(computed, count), index, computed, count))
     return found
+
+
+# Shares of the requests with least work, of which the best is what everything known could have kept.
+KEPT = (1.0, 0.97, 0.95, 0.93)
+
+
+def known_rate(
+    trace: Sequence[TraceRequest], missed: Sequence[int], spec: ClusterSpec, shape: str, share: float
+) -> float:
+    """The highest multiple of the trace's rate at which ``share`` of all first tokens are in time where everything is
+    known and nothing has to be moved: those that take most are left out from the start, or none; the shortest goes
+    first, on any worker from step to step; what can't be in time any more is left; streams take the least that they
+    can, on all workers alike. ``missed``: tokens to compute of each request, if all before it have been.
+    """
+    cost = decode_cost(spec.decode_cost, spec.kv_tokens)
+    fill = spec.kv_tokens
+    while fill > 1 and cost.base + (cost.token + cost.square * fill) * fill > spec.itl_target:
+        fill = fill * 15 // 16  # streams of a fuller worker come too late
+    tokens = {request.id: count for request, count in zip(trace, missed, strict=True)}
+    streams = {r.id: work(r, 0, cost, fill) for r in trace}
+    order = sorted(trace, key=lambda r: work(r, tokens[r.id], cost, fill))
+
+    def holds(rate: float) -> bool:
+        replayed = shaped(trace, shape, rate)
+        span = max(replayed[-1].at - replayed[0].at, 1e-9)
+        for part in KEPT:
+            kept = {request.id for request in order[: round(part * len(order))]}
+            taken = sum(streams[name] for name in kept) / span
+            if taken < spec.workers:
+                slow = spec.workers / (spec.workers - taken)
+                some = [request for request in replayed if request.id in kept]
+                if _in_time(some, tokens, spec, slow) >= share * len(trace):
+                    return True
+        return False
+
+    low, high = 0.0, 64.0
+    while high > max(low, 0.05) * 1.02:
+        middle = (max(low, 0.05) * high) ** 0.5
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+def _in_time(requests: Sequence[TraceRequest], tokens: dict[str, int], spec: ClusterSpec, slow: float) -> int:
+    """How many prompts are computed by their deadlines, on workers that take ``slow`` times as long for each step."""
+
+    def alone(count: int) -> float:
+        full, rest = divmod(count, spec.chunk)
+        return slow * (full * step_seconds(spec.chunk) + (step_seconds(rest) if rest else 0.0))
+
+    left = [tokens[request.id] for request in requests]
+    events = [(request.at, index, 0) for index, request in enumerate(requests)]
+    waiting: list[tuple[int, int]] = []
+    free, good = spec.workers, 0
+    heapify(events)
+    while events:
+        now = events[0][0]
+        while events and events[0][0] <= now:
+            _, index, computed = heappop(events)
+            free += computed > 0
+            left[index] -= computed
+            if left[index] > 0:
+                heappush(waiting, (left[index], index))
+            else:
+                good += now - requests[index].at <= spec.ttft_target
+        while free and waiting:
+            count, index = heappop(waiting)
+            if now + alone(count) <= requests[index].at + spec.ttft_target:
+                computed = min(count, spec.chunk)
+                heappush(events, (now + slow * step_seconds(computed), index, computed))
+                free -= 1
+    return good
 
 
 def work(request: TraceRequest, missed: int, decode: DecodeCost, kv_tokens: int) -> float:
