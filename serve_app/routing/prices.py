@@ -34,8 +34,9 @@ EASY_S = 5.0
 TIGHT = 3.0
 # The most that it costs to make others wait for a place.
 CROWD_S = 1.0
-# A prompt that takes so long goes against a role in full; a shorter one in proportion.
-AGAINST_S = 0.1
+# Congestion of a link from which on a prompt that takes less than so many seconds pays for its part of a role alone.
+BUSY_LINK = 1.0
+AGAINST_S = 0.2
 
 
 @dataclass(slots=True, frozen=True)
@@ -200,7 +201,8 @@ class Pricer:
             late = worker.gap_s(now, compute) / config.itl - 1.0
             prefill += self._stall_cost * min(max(late, 0.0), 1.0) * min(batch / MANY, 1.0)
         if role == "decode" and uncached > config.least_handover:
-            prefill += against * min(compute / AGAINST_S, 1.0)
+            busy = min(worker.link.congestion(now) / BUSY_LINK, 1.0)
+            prefill += against * (1.0 - busy * (1.0 - min(compute / AGAINST_S, 1.0)))
         elif role == "prefill":
             decode += against
         if request.zone and load.zone and request.zone != load.zone:
