@@ -196,20 +196,28 @@ class LocalCluster:
         """
         import ray
 
-        started = self._catalog.started(self._settings.profile, self._settings.models)
+        catalog, named = self._catalog, self._settings.models
+        started = catalog.started(self._settings.profile, named)
         if any(stage.ranks > 1 and stage.num_gpus for _, profile in started for stage in profile.stages.values()):
             gpus = [node["Resources"].get("GPU", 0.0) for node in ray.nodes() if node["Alive"]]
-            fit = []
+            fit: list[str] = []
+            refused: CatalogError | None = None
             for record, profile in started:
                 try:
-                    check_room(record, profile, gpus, self._catalog.source(record.id))
+                    check_room(record, profile, gpus, catalog.source(record.id))
                     fit.append(record.id)
                 except CatalogError as error:
-                    if self._settings.models:
+                    refused = error
+                    if record.id in named:
                         raise
+                    catalog.problems[record.id] = error.told
+                    catalog.operated = {name: said for name, said in catalog.operated.items() if name != record.id}
                     self._say(f"leaving out {record.id}: {error.told}")
                     log.warning("%s is not served: %s", record.id, error.told)
+            if refused is not None and not fit:
+                raise refused
             if len(fit) < len(started):
+                self._given = catalog
                 self._settings = self._settings.model_copy(update={"models": tuple(fit)})
 
     def deploy_rest(self) -> None:

@@ -8,6 +8,8 @@ import time
 import pytest
 
 from serve_app.catalog.errors import CatalogError
+from serve_app.catalog.load import load_catalog
+from serve_app.catalog.operated import Operated
 from serve_app.config import load_settings
 from serve_app.serving import Progress
 
@@ -50,3 +52,16 @@ def test_models_without_room_are_left_out_unless_they_were_asked_for(tmp_path, m
     roomy = LocalCluster(load_settings({"SERVE_APP_PROFILE": "gpu"}, home=tmp_path), said.append)
     roomy._check_room()
     assert roomy._settings.models == ()
+    # Nothing would be left.
+    only = load_catalog(tmp_path)
+    only.entries = {large: only.entries[large]}
+    alone = LocalCluster(load_settings({"SERVE_APP_PROFILE": "gpu"}, home=tmp_path), catalog=only)
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": {"GPU": 1.0}}])
+    with pytest.raises(CatalogError, match="takes 2 GPUs"):
+        alone._check_room()
+    # One that was started by hand is left out as well, and it is said why.
+    catalog = load_catalog(tmp_path, operated={large: Operated(large, running=True)})
+    by_hand = LocalCluster(load_settings({"SERVE_APP_PROFILE": "gpu"}, home=tmp_path), catalog=catalog)
+    by_hand._check_room()
+    assert large not in [record.id for record, _ in catalog.started("gpu", by_hand._settings.models)]
+    assert "takes 2 GPUs" in catalog.problems[large]

@@ -314,7 +314,8 @@ class Dispatch:
 
     def _next_turn(self, now: float) -> Turn | None:
         self.queue.long_open = self.admission.lanes_open(now)
-        self.router.fleet.waiting = self.queue.waiting("realtime")
+        # All but the one whose turn it is.
+        self.router.fleet.waiting = max(self.queue.waiting("realtime") - 1, 0)
         # Requests of one priority find other places than those of the other, and hold none of them up.
         for priority in self.queue.priorities():
             heads, held_up = self.queue.heads(HEADS, priority), False

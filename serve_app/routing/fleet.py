@@ -59,6 +59,7 @@ class Reservation:
     prefill_seen: bool = False
     decode_seen: bool = False
     ended: int = 0  # of the streams, on the decode worker
+    passing: int = 0  # of ``prompt``, what no report of the prefill worker shows yet
 
 
 @dataclass(slots=True, eq=False)
@@ -72,7 +73,7 @@ class Worker:
     own: int = 0  # of the batch: sent there by this gateway, and not ended yet
     kv_tokens: int = 0
     coming: int = 0  # K/V tokens of this gateway's requests that are prefilled elsewhere, or wait, and are in no report
-    passing: int = 0  # K/V tokens of this gateway's prompts that are computed here for others
+    passing: int = 0  # K/V tokens of prompts that are computed here for others, and are in no report
     step: float = 0.0  # seconds of a decode step now; 0 without sequences
     prefilling: float = 0.0  # share of its time in which it has lately had prompts to compute
     link: Link = field(default_factory=Link)  # over which K/V come in
@@ -266,6 +267,7 @@ class Fleet:
         self._set_step(decode)
         prefill.unseen.append(reservation)
         if decode is not prefill:
+            reservation.passing = reservation.prompt
             prefill.passing += reservation.prompt
             decode.unseen.append(reservation)
 
@@ -290,10 +292,16 @@ class Fleet:
             link.gone(id(reservation))
         if reservation.decode_seen:
             reservation.decode.coming -= reservation.kv_tokens
-        if reservation.decode is not reservation.prefill:
-            reservation.prefill.passing -= reservation.prompt
+        if not reservation.prefill_seen:
+            self._passed(reservation)
         reservation.started_at = now
         reservation.decode.holds(reservation)
+
+    def _passed(self, reservation: Reservation) -> None:
+        """The prompt is in a report of the worker that computes it for another, or needs nothing there any more."""
+        if reservation.decode is not reservation.prefill:
+            reservation.prefill.passing -= reservation.passing
+            reservation.passing = 0
 
     def end_streams(self, reservation: Reservation, count: int) -> None:
         """The worker has done with so many of the request's streams, though its client may still read."""
@@ -330,7 +338,9 @@ class Fleet:
         unseen = worker.unseen
         while unseen and unseen[0].made_at <= until:
             reservation = unseen.popleft()
-            reservation.prefill_seen |= reservation.prefill is worker
+            if reservation.prefill is worker and not reservation.prefill_seen:
+                reservation.prefill_seen = True
+                self._passed(reservation)
             if reservation.decode is worker and not reservation.decode_seen:
                 reservation.decode_seen = True
                 worker.coming += 0 if reservation.started_at is not None else reservation.kv_tokens

@@ -34,9 +34,8 @@ EASY_S = 5.0
 TIGHT = 3.0
 # The most that it costs to make others wait for a place.
 CROWD_S = 1.0
-# Congestion of a link from which on a prompt that takes less than so many seconds pays for its part of a role alone.
+# Congestion of a link from which on a short prompt goes against a role for its part of the cost.
 BUSY_LINK = 1.0
-AGAINST_S = 0.2
 
 
 @dataclass(slots=True, frozen=True)
@@ -46,6 +45,7 @@ class RouterConfig:
     chunk_tokens: int = 256  # prompt tokens that one of a request's ``keys`` stands for
     stream_weight: float = 0.0025  # a second of slower streaming against a second of waiting for the first token
     role_cost: float = 0.05  # prefill on a decode worker, or decode on a prefill worker
+    short_s: float = 0.2  # what a prompt takes less than to be short there; 0: none is
     link_weight: float = 1.0  # a second that others wait for a link
     place_weight: float = 1.0  # a second that others wait for a place
     # Work in another zone than the gateway's, in the same region and elsewhere; and a hand-over between two.
@@ -179,9 +179,10 @@ class Pricer:
         given = worker.gives_s(request)
         # Of n running sequences one ends about every output·step/n seconds; a waiting sequence does not end.
         ends = output * step / max(min(kv, room), 1)
+        taken = kv + worker.passing
         place = max(place, (kv + min(prompt + streams * output, room) - room) * ends)
         place = min(place, given)
-        space = max(kv + worker.passing + min(prompt, room) - room, 0) * ends
+        space = max(taken + min(prompt, room) - room, 0) * output * step / max(min(taken, room), 1)
         # Whoever takes the next place of a full worker makes all that wait come later by as much.
         others = min(config.place_weight * fleet.waiting * place, CROWD_S)
         # Going against a role wastes time that prompts wait for: in small chunks there, or beside streams here.
@@ -202,7 +203,7 @@ class Pricer:
             prefill += self._stall_cost * min(max(late, 0.0), 1.0) * min(batch / MANY, 1.0)
         if role == "decode" and uncached > config.least_handover:
             busy = min(worker.link.congestion(now) / BUSY_LINK, 1.0)
-            prefill += against * (1.0 - busy * (1.0 - min(compute / AGAINST_S, 1.0)))
+            prefill += against * (1.0 - busy * (1.0 - min(compute / config.short_s, 1.0)) if config.short_s else 1.0)
         elif role == "prefill":
             decode += against
         if request.zone and load.zone and request.zone != load.zone:
@@ -248,7 +249,7 @@ class Pricer:
                     if best is None or total < best.price:
                         best = Pair(p, d, total, max(handover, d.load_s), moved, waited)
         if best is None:  # strict roles and a single worker
-            only = [*prefill, *decode][0]
+            only = [*decode, *prefill][0]
             best = Pair(only, only, only.prefill + only.decode)
         return best
 

@@ -20,6 +20,7 @@ from serve_app.api.types import (
 )
 from serve_app.sampling_params import TokenLogprobs
 from serve_app.text.detokenizer import Detokenizer
+from serve_app.text.harmony import HarmonySplitter
 from serve_app.text.reasoning import MARKS, TAIL_CHARS, ReasoningSplitter, opens
 from serve_app.text.stop import StopMatcher
 from serve_app.text.tokenizer import Tokenizer
@@ -43,7 +44,8 @@ def open_output(
         marks = MARKS[reasoning_parser]
         # Each token has a character at least; white space behind the mark may be tokens of its own.
         tail = tokenizer.decode(prompt[-TAIL_CHARS:].tolist(), skip_special_tokens=False)
-        reasoning = ReasoningSplitter(marks, inside=opens(tail, marks))
+        harmony = reasoning_parser == "harmony"
+        reasoning = HarmonySplitter() if harmony else ReasoningSplitter(marks, inside=opens(tail, marks))
     keep = MARKS[reasoning_parser].tokens if reasoning is not None else ()
     return OutputStream(
         tokenizer,

@@ -110,11 +110,7 @@ class ReasoningSplitter:
             self._inside = True
             self._held = stripped[len(self._marks.start) :]
             return True
-        direct = self._marks.direct
-        if direct and stripped.startswith(direct):
-            self._held = stripped[len(direct) :]
-            self.ended_at = self._read - len(self._held)
-        elif final or not (self._marks.start.startswith(stripped) or (direct and direct.startswith(stripped))):
+        if final or not self._marks.start.startswith(stripped):
             self.ended_at = self._read - len(self._held)
         return False
 

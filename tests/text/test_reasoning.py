@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from serve_app.text.harmony import HarmonySplitter
 from serve_app.text.reasoning import MARKS, ReasoningSplitter, opens
 
 CASES = [
@@ -28,13 +29,24 @@ CASES = [
         "Yes",
     ),
     ("harmony", False, "<|channel|>final<|message|>Yes <|end", "", "Yes <|end"),
-    ("harmony", False, "<|channel|>analysis<|message|>Hm.<|end|>", "Hm.<|end|>", ""),
-    ("harmony", False, "<|channel|>fin", "", "<|channel|>fin"),
+    ("harmony", False, "<|channel|>analysis<|message|>Hm.<|end|>", "Hm.", ""),
+    ("harmony", False, "Four.", "", "Four."),
+    ("harmony", False, "<|channel|>final <|constrain|>JSON<|message|>{}", "", "{}"),
+    ("harmony", False, "<|channel|>final JSON<|message|>{}", "", "{}"),
+    (
+        "harmony",
+        False,
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>analysis<|message|>Or?<|end|>"
+        "<|start|>assistant<|channel|>commentary<|message|>Let me.<|end|><|start|>assistant<|channel|>final JSON"
+        "<|message|>{}",
+        "Hm.\nOr?\nLet me.",
+        "{}",
+    ),
 ]
 
 
 def split(name: str, inside: bool, pieces: list[str]) -> tuple[str, str, int | None]:
-    splitter = ReasoningSplitter(MARKS[name], inside=inside)
+    splitter = HarmonySplitter() if name == "harmony" else ReasoningSplitter(MARKS[name], inside=inside)
     told = [splitter.feed(piece) for piece in pieces] + [splitter.feed("", final=True)]
     return "".join(t for t, _ in told), "".join(a for _, a in told), splitter.ended_at
 

@@ -23,7 +23,7 @@ def dispatch_config(model: ServedModel) -> DispatchConfig:
         least_handover=max(1, profile.min_remote_prefill_tokens),
     )
     if profile.min_remote_prefill_tokens == 0:
-        router = replace(router, role_cost=STRICT_ROLE_COST_S)
+        router = replace(router, role_cost=STRICT_ROLE_COST_S, short_s=0.0)
     on_gpu = any(stage.num_gpus for stage in profile.stages.values())
     return DispatchConfig(
         admission=AdmissionConfig(Targets(ttft=profile.targets.ttft_s, itl=profile.targets.itl_s)),
