@@ -57,8 +57,11 @@ class Lanes:
         if fleet.congestion < BUSY / (1.0 - BUSY):
             return True
         workers = list(fleet.workers.values())
+        decoding = [w for w in workers if w.role == "decode"]
         workers = [w for w in workers if w.role != "decode"] or workers
-        able = sum(1.0 / w.slow for w in workers) / gateways
+        # Where links are slow, prompts are computed where they are decoded.
+        beside = sum(w.prefilling / w.slow for w in decoding if w not in workers)
+        able = (sum(1.0 / w.slow for w in workers) + beside) / gateways
         left = max(min(USE * able - self._short.rate(now), max(1.0, MOST * able)), LEAST * able)
         if sum(w.busy_until <= now for w in workers) >= IDLE * len(workers):
             left = max(left, IDLE * able)

@@ -58,6 +58,23 @@ def test_busy_workers_are_shared_and_idle_ones_are_not() -> None:
     assert lanes.open(fleet, 0.0)
 
 
+def test_workers_that_decode_count_for_what_they_prefill() -> None:
+    fleet, lanes = Fleet(CostModel(), Random(0)), Lanes(1.0)
+    for number in range(WORKERS):
+        fleet.report(load(f"w{number}", "decode" if number < 6 else "prefill"))
+    fleet.congestion = 4.0
+    occupy(fleet, 0.0)
+    # Two prefill, and short prompts take half of one: there is room for one long prompt beside.
+    for tick in range(400):
+        lanes.measure(request(), 0.05, tick * 0.1)
+    lanes.inside = 1
+    occupy(fleet, 40.0)
+    assert not lanes.open(fleet, 40.0)
+    for number in range(6):
+        fleet.workers[f"w{number}"].prefilling = 0.8
+    assert lanes.open(fleet, 40.0)
+
+
 def test_long_requests_wait_in_order_and_hold_up_nobody() -> None:
     queue = FairQueue()
     for name, tokens, long in (("l1", 9000, True), ("s1", 100, False), ("l2", 8000, True), ("s2", 200, False)):
