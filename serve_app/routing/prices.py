@@ -190,7 +190,8 @@ class Pricer:
         weight, against, role = config.stream_weight / strain, self._role_cost * strain, worker.role
         # What this request adds to each step.
         slower = streams * (costs.d1 + costs.d2 * (prompt + output))
-        link_price = config.link_weight * worker.link.congestion(now)
+        congestion = worker.link.congestion(now)
+        link_price = config.link_weight * congestion
         prefill = ready + weight * batch * compute + link_price * fetch
         decode = step + place + others + weight * output * (step + batch * slower)
         if config.itl is not None and output > 1:
@@ -202,7 +203,7 @@ class Pricer:
             late = worker.gap_s(now, compute) / config.itl - 1.0
             prefill += self._stall_cost * min(max(late, 0.0), 1.0) * min(batch / MANY, 1.0)
         if role == "decode" and uncached > config.least_handover:
-            busy = min(worker.link.congestion(now) / BUSY_LINK, 1.0)
+            busy = min(congestion / BUSY_LINK, 1.0)
             prefill += against * (1.0 - busy * (1.0 - min(compute / config.short_s, 1.0)) if config.short_s else 1.0)
         elif role == "prefill":
             decode += against

@@ -15,6 +15,7 @@ from serve_app.text.tool_calls.base import prefix_at_end
 
 _OPENING = "<|channel|>"
 _ENDING = "<|end|>"
+_FINAL = "final"
 # What may stand in a header beside control tokens is short; a longer one is none.
 LONGEST = 200
 _HEADER = re.compile(
@@ -36,40 +37,37 @@ class HarmonySplitter(ReasoningSplitter):
         self._held += text
         self._read += len(text)
         thoughts = ""
-        while self.ended_at is None:
-            mark = _ENDING if self._inside else _OPENING
-            at = self._held.find(mark) if self._inside else len(self._held) - len(self._held.lstrip())
-            if self._inside and at < 0:
-                keep = 0 if final else prefix_at_end(self._held, mark)
-                thoughts += self._held[: len(self._held) - keep]
-                self._held = self._held[len(self._held) - keep :]
-                break
-            rest = self._held[at:]
-            header = _HEADER.match(rest)
-            if header is not None:
-                if self._inside:
-                    thoughts += self._held[:at] + "\n" * (header[1] != "final")
-                self._held = rest[header.end() :]
-                self._inside = header[1] != "final"
-                if not self._inside:
-                    self.ended_at = self._read - len(self._held)
-            elif final or len(rest) > LONGEST:
-                # Nothing came of it: within reasoning a mark is dropped, and text without a header is the answer.
-                if self._inside:
-                    thoughts += self._held[:at]
-                    self._held = rest[len(mark) :]
-                    if not final:
-                        continue
-                    thoughts, self._held = thoughts + self._held, ""
-                    break
-                self.ended_at = self._read - len(self._held)
-            elif not self._inside and rest and not (rest.startswith(mark) or mark.startswith(rest)):
-                self.ended_at = self._read - len(self._held)
-            else:
-                thoughts += self._held[:at] if self._inside else ""
-                self._held = rest if self._inside else self._held
-                break
+        while self.ended_at is None and (thought := self._go_on(final)) is not None:
+            thoughts += thought
         answer = ""
         if self.ended_at is not None:
             answer, self._held = self._held, ""
         return self._thought(thoughts), answer
+
+    def _go_on(self, final: bool) -> str | None:
+        """The reasoning up to the next header, which is read; None where more text is needed."""
+        if self._inside and _ENDING not in self._held:
+            keep = 0 if final else prefix_at_end(self._held, _ENDING)
+            certain = self._held[: len(self._held) - keep]
+            self._held = self._held[len(certain) :]
+            return certain or None
+        at = self._held.index(_ENDING) if self._inside else len(self._held) - len(self._held.lstrip())
+        thought, rest = self._held[:at] if self._inside else "", self._held[at:]
+        header = _HEADER.match(rest)
+        if header is not None:
+            goes_on = header[1] != _FINAL
+            thought += "\n" * (self._inside and goes_on)
+            self._held, self._inside = rest[header.end() :], goes_on
+        elif not final and self._may_open(rest):
+            self._held = rest if self._inside else self._held
+            return thought or None
+        elif self._inside:  # a mark and nothing behind it
+            self._held = "" if final else rest[len(_ENDING) :]
+        if not self._inside:
+            self.ended_at = self._read - len(self._held)
+        return thought
+
+    def _may_open(self, rest: str) -> bool:
+        """Whether ``rest`` may become a header."""
+        begun = self._inside or rest.startswith(_OPENING) or _OPENING.startswith(rest)
+        return begun and len(rest) <= LONGEST

@@ -12,6 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
+from serve_app.engine.kv_io.transfer import ChunkExporter, LoadedPiece, StoredPrefix
+from serve_app.kv.chunk import ChunkMeta
 from serve_app.models.load import CausalModel
 from serve_app.parallel.link import LinkAddress
 from serve_app.parallel.meeting import leave
@@ -19,6 +24,7 @@ from serve_app.worker.follower import run_rank
 from serve_app.worker.loading import load_model
 from serve_app.worker.ranks import Ranks, begin_ranks, load_together
 from serve_app.worker.spec import WorkerSpec
+from tests import tiny
 
 # Of this session, which removes its folder before this process would.
 multiprocessing.current_process()._config["tempdir"] = tempfile.mkdtemp(prefix="fork-")  # type: ignore[attr-defined]
@@ -81,3 +87,22 @@ def until(true: Any, seconds: float = 60.0) -> None:
     while not true():
         assert time.monotonic() < end, "it did not come true"
         time.sleep(0.02)
+
+
+def computed(model: CausalModel, prompt: list[int]) -> StoredPrefix:
+    """A prompt's K/V, and the states behind it where layers keep some, as the pool has them."""
+    chunks: list[tuple[ChunkMeta, np.ndarray]] = []
+    engine = tiny.make_engine(model, num_blocks=40)
+    engine.exporter = ChunkExporter(
+        engine.runner.kv, lambda _, meta, copy: chunks.append((meta, copy())), engine.scheduler.states.slot_of
+    )
+    engine.add(tiny.make_request("give", prompt, prefill_only=True), held=0)
+    tiny.run_all(engine)
+    pieces, states = [], []
+    for meta, payload in chunks:
+        assert payload.nbytes == meta.nbytes
+        if meta.layout.startswith("states"):
+            states.append(torch.from_numpy(payload))
+        else:
+            pieces.append(LoadedPiece(meta.start_token, meta.n_tokens, torch.from_numpy(payload)))
+    return StoredPrefix(pieces, state=states[-1], stop=len(prompt)) if states else StoredPrefix(pieces)

@@ -5,22 +5,20 @@ from __future__ import annotations
 import json
 import random
 
-import numpy as np
 import pytest
 import torch
 
 from serve_app.engine.blocks import blocks_for
-from serve_app.engine.kv_io.transfer import ChunkExporter, LoadedPiece, StoredPrefix
+from serve_app.engine.kv_io.transfer import ChunkExporter
 from serve_app.engine.speculation.everything import VerifyEverything
 from serve_app.engine.speculation.ngram import NgramProposer
 from serve_app.engine.speculation.speculate import Speculation
-from serve_app.kv.chunk import ChunkMeta
 from serve_app.parallel.cache import COMING, views
 from serve_app.planning.ranks import Split, divide
 from serve_app.planning.source import plan_model
 from serve_app.planning.tensors import read_headers
 from tests import tiny
-from tests.parallel.groups import divided, until
+from tests.parallel.groups import computed, divided, until
 from tests.variants import some
 
 NEW_TOKENS = 20
@@ -133,19 +131,6 @@ def test_k_v_are_handed_over_between_divisions(running):
         engine.add(tiny.make_request("take", prompt, max_tokens=NEW_TOKENS), prefix)
         assert tiny.run_all(engine)["take"] == right
         assert engine.stats.cached_tokens == len(prompt) - 1
-
-
-def computed(model, prompt: list[int]) -> StoredPrefix:
-    """A prompt's K/V as the pool has them."""
-    chunks: list[tuple[ChunkMeta, np.ndarray]] = []
-    engine = tiny.make_engine(model, num_blocks=40)
-    engine.exporter = ChunkExporter(engine.runner.kv, lambda _, meta, copy: chunks.append((meta, copy())))
-    request = tiny.make_request("give", prompt, prefill_only=True)
-    engine.add(request, held=0)
-    tiny.run_all(engine)
-    [(meta, payload)] = chunks
-    assert payload.nbytes == meta.nbytes
-    return StoredPrefix([LoadedPiece(0, meta.n_tokens, torch.from_numpy(payload))])
 
 
 def test_what_goes_to_the_pool_holds_no_step_up(running):

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import json
-import random
 
-import numpy as np
 import pytest
-import torch
 import transformers
 
-from serve_app.engine.kv_io.transfer import ChunkExporter, LoadedPiece, StoredPrefix
 from serve_app.engine.speculation.everything import VerifyEverything
 from serve_app.engine.speculation.speculate import Speculation
-from serve_app.kv.chunk import ChunkMeta
 from serve_app.planning.held import Held
 from serve_app.planning.ranks import Split, divide
 from serve_app.planning.source import plan_model
 from serve_app.planning.tensors import read_headers
 from tests import tiny
-from tests.parallel.groups import divided
-from tests.parity.test_stateful import FAMILIES, Guesses
+from tests.parallel.groups import computed, divided
+from tests.parity.test_stateful import FAMILIES, NEW_TOKENS, Guesses, generate, prompts
 from tests.variants import some
 
-NEW_TOKENS = 20
 # Family, ranks that divide layers, stages that divide the model, whole experts.
 DIVISIONS = [
     (family, *ranks, False)
@@ -47,11 +41,6 @@ DIVISIONS += [
 ]
 
 
-def prompts(count: int, longest: int = 150) -> list[list[int]]:
-    rng = random.Random(7)
-    return [[rng.randrange(3, 250) for _ in range(rng.randrange(1, longest))] for _ in range(count)]
-
-
 @pytest.fixture(scope="module", params=some(DIVISIONS, ("Qwen3NextForCausalLM", 2, 2, False)), ids=str)
 def running(request, tmp_path_factory, one_thread):
     family, tensor, pipeline, whole = request.param
@@ -63,15 +52,6 @@ def running(request, tmp_path_factory, one_thread):
         found.expected, found.path = expected, path
         yield found
         assert found.lost == []
-
-
-def generate(engine, batch, **sampling):
-    for index, prompt in enumerate(batch):
-        engine.add(tiny.make_request(str(index), prompt, max_tokens=NEW_TOKENS, **sampling))
-    outputs = tiny.run_all(engine)
-    engine.scheduler.blocks.check()
-    engine.scheduler.states.check()
-    return [outputs[str(i)] for i in range(len(batch))]
 
 
 def test_chunks_preemption_and_prefix_hits(running):
@@ -104,24 +84,6 @@ def test_states_are_handed_over_between_divisions(running):
         engine.add(tiny.make_request("take", prompt, max_tokens=NEW_TOKENS), prefix)
         assert tiny.run_all(engine)["take"] == right
         assert engine.stats.cached_tokens == len(prompt) - 1
-
-
-def computed(model, prompt: list[int]) -> StoredPrefix:
-    """A prompt's K/V and states as the pool has them."""
-    chunks: list[tuple[ChunkMeta, np.ndarray]] = []
-    engine = tiny.make_engine(model, num_blocks=40)
-    engine.exporter = ChunkExporter(
-        engine.runner.kv, lambda _, meta, copy: chunks.append((meta, copy())), engine.scheduler.states.slot_of
-    )
-    request = tiny.make_request("give", prompt, prefill_only=True)
-    engine.add(request, held=0)
-    tiny.run_all(engine)
-    states = [torch.from_numpy(payload) for meta, payload in chunks if meta.layout.startswith("states")]
-    pieces = [
-        LoadedPiece(meta.start_token, meta.n_tokens, torch.from_numpy(payload))
-        for meta, payload in chunks if not meta.layout.startswith("states")
-    ]  # fmt: skip
-    return StoredPrefix(pieces, state=states[-1], stop=len(prompt))
 
 
 def test_each_rank_keeps_the_states_of_its_stage(running):
