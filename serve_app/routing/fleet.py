@@ -173,6 +173,7 @@ class Fleet:
         # r / (1 - r), where r is the share of time in which workers for prefill have lately been busy with prompts:
         # for each second wasted there, the prompts behind wait about so many seconds longer.
         self.congestion = 0.0
+        self.filled = 0.0  # the share of all workers' K/V cache that has lately been taken
 
     def __len__(self) -> int:
         return len(self.workers)
@@ -329,9 +330,11 @@ class Fleet:
         old = worker.load
         seconds, busy = new.reported_at - old.reported_at, FULL if old.queued_prefill_tokens else 0.0
         worker.prefilling += (1.0 - math.exp(-seconds / WATCH_ONE_S)) * (busy - worker.prefilling)
+        gain = 1.0 - math.exp(-seconds / len(self.workers) / WATCH_S)
+        self.filled += gain * (min(worker.kv_tokens / max(old.kv_tokens_total, 1), 1.0) - self.filled)
         if old.role == "decode":
             return
-        self._prefilling += (1.0 - math.exp(-seconds / len(self.workers) / WATCH_S)) * (busy - self._prefilling)
+        self._prefilling += gain * (busy - self._prefilling)
         self.congestion = self._prefilling / (1.0 - self._prefilling)
 
     def _see(self, worker: Worker, until: float) -> None:

@@ -21,6 +21,9 @@ from serve_app.routing.shares import Share, best_split, fullest
 from serve_app.routing.speeds import Speeds
 from serve_app.routing.types import Role, WorkerLoad
 
+# Load of the more loaded stage below which roles stay as they are.
+BUSY = 0.5
+
 
 class DemandMeter:
     """What arrives per second, smoothed over about ``tau`` seconds."""
@@ -89,6 +92,12 @@ class PlannerConfig:
     gain: float = 0.15  # a move of roles must lower the fuller stage's load by this share
     dwell_s: float = 10.0  # between two moves of roles
     speed_s: float = 30.0  # over which the workers' speeds are averaged
+    # Roles end where links make stages so many times as loaded, if workers that do both keep gaps between tokens below
+    # this part of their target; they come back where links would cost less, or gaps would be longer.
+    apart: float = 1.5
+    apart_gap: float = 0.35
+    close: float = 1.25
+    close_gap: float = 0.5
 
 
 @dataclass(slots=True)
@@ -107,6 +116,7 @@ class Planner:
         self.costs = costs
         self.config = config or PlannerConfig()
         self._moved_at = -math.inf
+        self._apart = True
         self._speeds = Speeds(costs, self.config.speed_s)
 
     def needs(self, loads: Iterable[WorkerLoad], demand: Demand, waiting_tokens: int = 0) -> dict[str, float]:
@@ -166,9 +176,35 @@ class Planner:
         if len(workers) < 2:
             return RolePlan(roles, [], "one worker does both")
         slow = self._speeds.look(list(roles), now)
+        by_name = {w.worker: w for w in workers}
         shares = dict(zip(roles, self._shares(workers, slow, demand, waiting_tokens, links=True), strict=True))
-        moved, why = self._move({w.worker: w for w in workers}, shares, roles, now)
+        if now - self._moved_at >= self.config.dwell_s:
+            alone = dict(zip(roles, self._shares(workers, slow, demand, waiting_tokens), strict=True))
+            stages, without = (fullest(best_split(by_name, s), s) for s in (shares, alone))
+            self._apart = self._keep_apart(stages, without, self._gap(slow, demand))
+        if not self._apart:
+            moved = [name for name, role in roles.items() if role != "mixed"]
+            if moved:
+                self._moved_at = now
+            return RolePlan(dict.fromkeys(roles, "mixed"), moved, "links are too slow for roles")
+        moved, why = self._move(by_name, shares, roles, now)
         return RolePlan(roles, moved, why)
+
+    def _gap(self, slow: list[float], demand: Demand) -> float:
+        """Seconds between two tokens where every worker does both: a step, and the prompts that come between steps."""
+        costs, mean = self.costs, sum(slow) / len(slow)
+        slope = (costs.d1 + costs.d2 * demand.context) * mean
+        step = mean * costs.d0 / max(1.0 - demand.tokens / len(slow) * slope, 0.05)
+        return step / max(1.0 - demand.prefill / sum(1.0 / s for s in slow), 0.01)
+
+    def _keep_apart(self, stages: float, without: float, gap: float) -> bool:
+        """Whether some workers should prefer prompts and others streams. ``stages``: their load; ``without`` what links
+        add to it; ``gap``: seconds between tokens where no worker prefers anything.
+        """
+        config = self.config
+        if not self._apart:
+            return stages < config.close * without or gap > config.close_gap * config.itl_target
+        return stages < max(BUSY, config.apart * without) or gap > config.apart_gap * config.itl_target
 
     # -- roles ---------------------------------------------------------------------------------------------------
 
@@ -188,7 +224,7 @@ class Planner:
             if now - self._moved_at < self.config.dwell_s:
                 return [], "moved a moment ago"
             now_load, then_load = fullest(present, shares), fullest(wanted, shares)
-            if now_load < 0.5 or then_load > now_load * (1.0 - self.config.gain):
+            if now_load < BUSY or then_load > now_load * (1.0 - self.config.gain):
                 return [], "not worth a move"
             wanted = _some(workers, present, wanted)
         moved = []

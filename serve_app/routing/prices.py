@@ -37,6 +37,9 @@ CROWD_S = 1.0
 # Congestion of a link from which on a short prompt goes against a role for its part of the cost.
 BUSY_LINK = 1.0
 
+# The share of all K/V caches taken from which on roles cost less, and at which they cost nothing.
+ROOMY, FULL = 0.4, 0.9
+
 
 @dataclass(slots=True, frozen=True)
 class RouterConfig:
@@ -187,7 +190,9 @@ class Pricer:
         others = min(config.place_weight * fleet.waiting * place, CROWD_S)
         # Going against a role wastes time that prompts wait for: in small chunks there, or beside streams here.
         strain = max(1.0, fleet.congestion / config.calm)
-        weight, against, role = config.stream_weight / strain, self._role_cost * strain, worker.role
+        weight, role = config.stream_weight / strain, worker.role
+        # Where K/V are short everywhere, what counts is who has room, and not what a worker prefers.
+        against = self._role_cost * strain * min(max((FULL - fleet.filled) / (FULL - ROOMY), 0.0), 1.0)
         # What this request adds to each step.
         slower = streams * (costs.d1 + costs.d2 * (prompt + output))
         congestion = worker.link.congestion(now)

@@ -172,6 +172,27 @@ def test_hand_overs_over_slow_links_need_more_workers_for_streams_and_no_new_one
     assert planner().needs(few, demand(10_000.0)) == planner().needs(few, demand(400_000.0))
 
 
+def test_roles_end_where_links_are_what_is_short_and_come_back() -> None:
+    def demand(prompts: float, prefill: float = 4.0) -> Demand:
+        return Demand(prefill, tokens=500.0, context=2000.0, prompts=prompts)
+
+    p, loads, now = planner(), fleet(4, 4), 0.0
+
+    def plan(wanted: Demand) -> set[str]:
+        nonlocal now
+        for _ in range(60):
+            now += 1.0
+            apply(loads, p.plan(loads, wanted, now))
+        return {one.role for one in loads}
+
+    assert plan(demand(20_000.0)) == {"prefill", "decode"}
+    assert plan(demand(1_500_000.0)) == {"mixed"}
+    # Streams would stand still too often beside so many prompts.
+    assert plan(demand(1_500_000.0, prefill=7.5)) == {"prefill", "decode"}
+    assert plan(demand(1_500_000.0)) == {"mixed"}
+    assert plan(demand(20_000.0)) == {"prefill", "decode"}
+
+
 def test_a_fleet_of_a_thousand_is_planned_in_no_time_and_moves_by_an_eighth() -> None:
     loads = fleet(500, 500)
     plan = planner().plan(loads, HEAVY_DECODE * 100, 0.0)

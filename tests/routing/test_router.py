@@ -84,6 +84,19 @@ def test_roles_are_kept_more_strictly_the_busier_prefill_is() -> None:
     assert kept == {False: False, True: True}
 
 
+def test_where_memory_is_short_everywhere_roles_cost_nothing() -> None:
+    def prefill(used: int) -> str | None:
+        r = router()
+        for second in range(60):
+            r.report(load("p", "prefill", at=float(second), queued_prefill_tokens=1000, kv_blocks_used=used))
+            r.report(load("d", "decode", at=float(second), kv_blocks_used=used))
+        return r.choose(request(prompt=500, max_tokens=16), 59.0).prefill
+
+    assert prefill(0) == prefill(12_000) == "p"
+    # There is still room for the request, in both.
+    assert prefill(37_000) is None
+
+
 def test_where_links_are_busy_a_short_prompt_may_go_against_a_role_for_less() -> None:
     r = router(load("p", "prefill", queued_prefill_tokens=1000), load("d", "decode"))
     assert r.choose(request(prompt=500), 0.0).prefill == "p"
