@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -31,6 +33,20 @@ def float8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     scale = blocks.abs().amax((1, 3), keepdim=True).clamp_min(1e-12) / 448
     codes = (blocks / scale).flatten(2, 3).flatten(0, 1)[:n, :k]
     return codes.to(torch.float8_e4m3fn).contiguous(), scale[:, 0, :, 0].contiguous()
+
+
+def whole4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[n, k] as int32 [n, k / 8], eight numbers of four bits each, and a bfloat16 scale for each 32 columns.
+
+    Scales have four digits, so that their products are bfloat16 without being rounded, which Triton's interpreter does
+    in a way of its own.
+    """
+    grouped = weight.float().unflatten(1, (-1, 32))
+    digits, exponent = torch.frexp((grouped.abs().amax(-1) / 7).clamp_min(1e-6))
+    scale = torch.ldexp((digits * 16).ceil() / 16, exponent).bfloat16()
+    codes = (grouped / scale.float()[..., None]).round().clamp(-8, 7).flatten(1).long() + 8
+    numbers = sum(codes[:, place::8] << 4 * place for place in range(8))
+    return torch.where(numbers >= 1 << 31, numbers - (1 << 32), numbers).to(torch.int32), scale
 
 
 def _write(path: Path, tensors: dict[str, torch.Tensor], described: dict[str, object]) -> Path:
@@ -62,3 +78,24 @@ def write_float8(path: Path, family: str, **sizes: object) -> Path:
         "activation_scheme": "dynamic",
     }
     return _write(path, tensors, {**described, "modules_to_not_convert": left})
+
+
+def write_whole4(path: Path, plain: Path, made: Callable[[], object]) -> Path:
+    """As Kimi is published: each expert's linears in whole numbers of four bits. ``made`` writes a checkpoint to
+    ``path``; ``plain`` gets the same with what its weights stand for.
+    """
+    made()
+    shutil.copytree(path, plain, dirs_exist_ok=True)
+    tensors = load_file(path / "model.safetensors")
+    told = dict(tensors)
+    for name in [name for name in tensors if ".experts." in name and name.endswith("_proj.weight")]:
+        weight = tensors.pop(name)
+        codes, scales = whole4(weight)
+        tensors |= {f"{name}_packed": codes, f"{name}_scale": scales, f"{name}_shape": torch.tensor(weight.shape)}
+        numbers = torch.stack([codes >> 4 * place & 15 for place in range(8)], -1).flatten(1) - 8
+        told[name] = (numbers.bfloat16().unflatten(1, (-1, 32)) * scales[..., None]).flatten(1).to(weight.dtype)
+    save_file(told, plain / "model.safetensors", {"format": "pt"})
+    weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": None}}
+    described = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups}
+    return _write(path, tensors, {**described, "ignore": ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*"]})

@@ -1,4 +1,4 @@
-"""The routed experts of a mixture as three stacked tensors, which are views of the model's own parameters."""
+"""The routed experts of a mixture as three stacked weights, which are views of the model's own parameters."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from serve_app.kernels.coded import Coded
 from serve_app.kernels.mixture import Gate, MixtureWeight
 
 
 @dataclass(slots=True, frozen=True)
 class Experts:
-    """``gate`` and ``up`` [E, I, H], ``down`` [E, H, I], of any strides, with biases [E, I] and [E, H] or None."""
+    """``gate`` and ``up`` [E, I, H], ``down`` [E, H, I], of any strides or in four bits, with biases [E, I] and [E, H]
+    or None. ``gate`` and ``up`` lie alike.
+    """
 
-    gate: Tensor
-    up: Tensor
-    down: Tensor
+    gate: Tensor | Coded
+    up: Tensor | Coded
+    down: Tensor | Coded
     gate_bias: Tensor | None
     up_bias: Tensor | None
     down_bias: Tensor | None
@@ -26,7 +29,11 @@ class Experts:
     @property
     def bytes_of_one(self) -> int:
         """What reading one expert's weights takes."""
-        return sum(weight[0].numel() * weight.element_size() for weight in (self.gate, self.up, self.down))
+        return sum(_bytes(weight) // len(weight) for weight in (self.gate, self.up, self.down))
+
+
+def _bytes(weight: Tensor | Coded) -> int:
+    return weight.nbytes if isinstance(weight, Coded) else weight.numel() * weight.element_size()
 
 
 def stack(weight: MixtureWeight) -> Experts:

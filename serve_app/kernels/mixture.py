@@ -15,6 +15,7 @@ from serve_app.kernels.linear.panels import LINEAR
 
 if TYPE_CHECKING:
     from serve_app.kernels.decoder import LinearWeight
+    from serve_app.kernels.experts import Experts
 
 # Softmax over the experts that are chosen, or over all of them; sigmoids, as they are or as shares of the chosen ones'.
 CHOSEN_NORMALISED, CHOSEN_OF_ALL, SIGMOID, SIGMOID_NORMALISED = range(4)
@@ -60,7 +61,7 @@ class Routing:
 @dataclass(slots=True)
 class MixtureWeight:
     """``router`` [experts, hidden], with one output more where ``gated``; each expert's ``gate_up`` (gates, then ups)
-    and ``down``, the ``shared`` ones behind the others. Every row goes to these as well, with a weight of 1 or, where
+    and ``down``, the ``shared`` ones behind the others, or these alone where the others are ``coded``. Every row goes to these as well, with a weight of 1 or, where
     ``gated``, of the sigmoid of the router's last output.
     """
 
@@ -71,11 +72,17 @@ class MixtureWeight:
     gate: Gate
     shared: int = 0
     gated: bool = False
+    coded: Experts | None = None  # in four bits
 
     @property
     def inner(self) -> int:
         """An expert's width."""
-        return self.gate_up[0].out_features // 2
+        return self.gate_up[0].out_features // 2 if self.coded is None else self.coded.gate.shape[1]
+
+    @property
+    def routed(self) -> int:
+        """Experts that rows choose from."""
+        return len(self.gate_up) - self.shared if self.coded is None else len(self.coded.gate)
 
     def linears(self) -> Iterator[LinearWeight]:
         """In the order in which they are packed."""
@@ -85,9 +92,11 @@ class MixtureWeight:
 
     def obstacle(self) -> str | None:
         """Why the C++ pass can't take this mixture, or None."""
+        if self.coded is not None:
+            return "experts are codes"
         if self.inner % 32 or self.router.parts[0].shape[1] % 32:
             return "an expert's width must be a multiple of 32"
-        if not 0 < self.routing.chosen <= len(self.gate_up) - self.shared:
+        if not 0 < self.routing.chosen <= self.routed:
             return "rows must choose between one and all of the experts"
         return None
 

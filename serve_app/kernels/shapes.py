@@ -87,11 +87,17 @@ def check_mixture(name: str, weight: MixtureWeight, hidden: int) -> None:
     """Compares every weight of a layer's experts with the others."""
     outputs, inner, routing = weight.router.out_features, weight.inner, weight.routing
     experts = outputs - weight.gated
-    if len(weight.gate_up) != experts + weight.shared or len(weight.down) != experts + weight.shared:
+    coded = weight.coded
+    here = experts + weight.shared if coded is None else weight.shared
+    if weight.routed != experts or len(weight.gate_up) != here or len(weight.down) != here:
         raise ShapeMismatch(
             f"{name} routes to {experts} experts beside {weight.shared} and has {len(weight.gate_up)} and "
             f"{len(weight.down)}"
         )
+    if coded is not None:
+        for half in (coded.gate, coded.up):
+            _equal(f"{name}'s gates and ups", half.shape, (experts, inner, hidden))
+        _equal(f"{name}'s downs", coded.down.shape, (experts, hidden, inner))
     if not 0 < routing.kept <= routing.groups or experts % routing.groups:
         raise ShapeMismatch(f"{name} has {experts} experts in {routing.groups} groups and keeps {routing.kept}")
     if routing.correction is not None:

@@ -26,6 +26,7 @@ from serve_app.models.loading.check import check
 from serve_app.models.loading.folder import (
     UnsupportedModel,
     class_of,
+    packing_of,
     read_config,
     refuse_other_sizes,
     require_plausible,
@@ -36,8 +37,10 @@ from serve_app.models.loading.folder import (
 from serve_app.models.loading.generation import end_tokens, read_rules
 from serve_app.models.loading.held import held_bytes
 from serve_app.models.loading.observe import Unservable
+from serve_app.models.loading.packed import READ_HERE, load_packed
 from serve_app.models.loading.prepare import prepare
 from serve_app.models.media import MediaEncoder
+from serve_app.models.mixtures.coded import take_codes
 from serve_app.models.mixtures.mixture import own_weights
 from serve_app.models.quantization import quantize_linears
 from serve_app.models.stateful import stateful_layers
@@ -124,9 +127,13 @@ def load_causal_lm(
     report: dict[str, Any]
     try:
         wanted = _dtype(dtype, config, device)
+        # What adapters are for, and what is rounded, are numbers.
+        codes = not adapters and quantization == "none"
         if group is not None:
             refuse_divided(family=config.get("model_type", ""), plug=plug, quantization=quantization)
-            part = load_part(model_class, path, dtype=wanted, group=group, quantization=quantization, counts=counts)
+            part = load_part(
+                model_class, path, dtype=wanted, group=group, quantization=quantization, counts=counts, codes=codes
+            )
             refuse_contradictions(path, part.module, part.info)
             module, report = part.module, {"read_bytes": part.read_bytes}
             if part.balanced:
@@ -135,10 +142,12 @@ def load_causal_lm(
                 part.shares.least = 0  # which rows have one is known of all rows together
             group.agree(True)  # one may read longer than another
         else:
-            module, report = _load_module(model_class, path, wanted, torch.device(device), progress)
+            module, report = _load_module(model_class, path, wanted, torch.device(device), progress, codes=codes)
         module.requires_grad_(False)
         module.eval()
         module.to(device)
+        if coded := take_codes(module, wanted):
+            report["experts_in_four_bits"] = coded
         kind = type(module)
         if part is None or group is None:
             verdict = check(kind, module.config)
@@ -231,9 +240,11 @@ def load_causal_lm(
 
 
 def _load_module(
-    model_class: Any, path: Path, dtype: torch.dtype, device: torch.device, progress: Progress
+    model_class: Any, path: Path, dtype: torch.dtype, device: torch.device, progress: Progress, *, codes: bool
 ) -> tuple[Any, dict[str, Any]]:
-    """The model on ``device``: by our own reader on GPUs where the checkpoint allows it, else by transformers."""
+    """The model: on ``device`` by our own reader on GPUs where the checkpoint allows it, else by transformers. With
+    ``codes`` experts in four bits stay so where they compute on these.
+    """
     report: dict[str, Any] = {}
     if device.type == "cuda":
         from serve_app.models.loading import weights
@@ -244,7 +255,12 @@ def _load_module(
             )
         except (weights.NotPlain, AttributeError, TypeError) as reason:
             report["read_by"] = f"transformers: {reason}"
+    described = packing_of(read_config(path))
     try:
+        if isinstance(described, dict) and described.get("quant_method") in READ_HERE:
+            module, info = load_packed(model_class, path, described, dtype=dtype, device=device, codes=codes)
+            refuse_contradictions(path, module, info)
+            return module, report
         module, info = model_class.from_pretrained(
             path,
             attn_implementation=own_attention(model_class.__name__),
@@ -254,24 +270,15 @@ def _load_module(
             use_safetensors=True,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # they are refused below, by name
-            **_unpacked(path),
         )
+    except UnsupportedModel:
+        raise
     except Exception as error:  # configurations and models object in any way they like
         if isinstance(error, KeyError) and attention.NAME in str(error):
             raise Unservable("its attention does not go through transformers' attention interface") from error
         raise UnsupportedModel(f"{path} does not load as {model_class.__name__}: {why(error)}") from error
     refuse_contradictions(path, module, info)
     return module, report
-
-
-def _unpacked(path: Path) -> dict[str, Any]:
-    """Arguments for a checkpoint whose experts are floats of four bits: they come as the numbers that they stand for,
-    and where that pays lie in four bits again (:class:`serve_app.kernels.linear.panels.PanelStore`).
-    """
-    from transformers import Mxfp4Config
-
-    described = read_config(path).get("quantization_config") or {}
-    return {"quantization_config": Mxfp4Config(dequantize=True)} if described.get("quant_method") == "mxfp4" else {}
 
 
 def refuse_contradictions(path: Path, module: Any, info: dict[str, Any]) -> None:

@@ -78,8 +78,9 @@ def running(request, tmp_path_factory, one_thread):
 
 
 def generate(engine, batch, **sampling):
+    sampling.setdefault("max_tokens", NEW_TOKENS)
     for index, prompt in enumerate(batch):
-        engine.add(tiny.make_request(str(index), prompt, max_tokens=NEW_TOKENS, **sampling))
+        engine.add(tiny.make_request(str(index), prompt, **sampling))
     outputs = tiny.run_all(engine)
     engine.scheduler.blocks.check()
     return [outputs[str(i)] for i in range(len(batch))]

@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from serve_app.kernels.decoder import decoder_library
-from serve_app.models.divided.packed import format_of, open_files
 from serve_app.models.load import load_causal_lm
 from serve_app.models.loading.compare import difference, probe
 from serve_app.models.loading.folder import UnsupportedModel
+from serve_app.models.loading.packed import format_of, open_files
 from tests import tiny
 from tests.packed import float4, float8, write_float4, write_float8
 from tests.parallel.groups import divided

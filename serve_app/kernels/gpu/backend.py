@@ -30,9 +30,12 @@ def describe(device: torch.device) -> tuple[str, str]:
 
 @functools.cache
 def _checked(device: torch.device) -> tuple[Operators, str]:
+    wanted = os.environ.get("SERVE_APP_KERNELS")
+    if wanted == "triton" and os.environ.get("TRITON_INTERPRET") == "1":
+        return triton_operators(), "SERVE_APP_KERNELS=triton, interpreted"  # for tests, and slow
     if device.type != "cuda":
         return TORCH, f"{device.type} tensors"
-    if os.environ.get("SERVE_APP_KERNELS") == "torch":
+    if wanted == "torch":
         return TORCH, "SERVE_APP_KERNELS=torch"
     if (capability := torch.cuda.get_device_capability(device)) < (8, 0):
         return TORCH, f"compute capability {capability[0]}.{capability[1]}, and Triton's matrix products need 8.0"

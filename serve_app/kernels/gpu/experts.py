@@ -6,6 +6,8 @@ and rows that have not chosen the expert are masked::
     few rows    tile e: expert e, all rows            experts that nobody has chosen return at once, unread
     many rows   pairs of a row and an expert, sorted by expert, cut into tiles that belong to one expert each
 
+Weights in four bits (:class:`serve_app.kernels.coded.Coded`) are read as codes and unpacked in registers.
+
 Grids depend on the numbers of rows, choices and experts alone, so that a captured graph serves any routing. A row's
 choices are summed up in their order, without atomics: the same rows give the same bits.
 """
@@ -19,6 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from serve_app.kernels.coded import GROUP, Coded
 from serve_app.kernels.experts import Experts
 from serve_app.kernels.gpu.common import next_power_of_2, widens
 
@@ -34,6 +37,8 @@ class ExpertTile:
     stages: int
 
 
+# How a weight lies: numbers, codes of MXFP4, codes of whole numbers.
+PLAIN, FLOAT4, WHOLE4 = 0, 1, 2
 # Up to so many rows the tile is the whole batch; float32 is multiplied without tensor cores, from registers.
 FEW_ROWS, FEW_ROWS_EXACT = 64, 32
 
@@ -66,28 +71,50 @@ def mix_experts(x: Tensor, index: Tensor, weights: Tensor, experts: Experts) -> 
         order, starts, firsts, tiles = sort_pairs(index, count, tile.m)
     inner = torch.empty((rows * choices, width), dtype=x.dtype, device=x.device)
     each = torch.empty((rows * choices, hidden), dtype=x.dtype, device=x.device)
-    gate, up, down, limit = experts.gate, experts.up, experts.down, experts.activation.limit
     options = dict(
         BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, CHOICES=choices, CHOICES_PADDED=next_power_of_2(choices),
-        EXPERTS=count, EXPERTS_PADDED=next_power_of_2(count), DIRECT=direct, WIDE=widens(x.dtype),
+        EXPERTS=count, EXPERTS_PADDED=next_power_of_2(count), DIRECT=direct, WIDE=widens(x.dtype), GROUP=GROUP,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
-    first_bias, second_bias = experts.gate_bias, experts.up_bias
-    _gate_up[(tiles, triton.cdiv(width, tile.n))](
-        x, index, order, starts, firsts, gate, up, x if first_bias is None else first_bias,
-        x if second_bias is None else second_bias, inner, rows, width, hidden, *gate.stride(),
-        0 if first_bias is None else first_bias.stride(0), 0 if first_bias is None else first_bias.stride(1),
-        experts.activation.alpha, limit, BIASED=first_bias is not None, LIMITED=bool(limit), **options,
+    limit, first_bias, second_bias, last_bias = (
+        experts.activation.limit, experts.gate_bias, experts.up_bias, experts.down_bias,
     )  # fmt: skip
-    last_bias = experts.down_bias
+    gate, up, down = (_lying(weight, x) for weight in (experts.gate, experts.up, experts.down))
+    _gate_up[(tiles, triton.cdiv(width, tile.n))](
+        x, index, order, starts, firsts, gate.values, up.values, gate.scales, up.scales,
+        x if first_bias is None else first_bias, x if second_bias is None else second_bias, inner, rows, width, hidden,
+        *gate.strides, 0 if first_bias is None else first_bias.stride(0),
+        0 if first_bias is None else first_bias.stride(1), experts.activation.alpha, limit,
+        KIND=gate.kind, BIASED=first_bias is not None, LIMITED=bool(limit), **options,
+    )  # fmt: skip
     _down[(tiles, triton.cdiv(hidden, tile.n))](
-        inner, index, order, starts, firsts, down, x if last_bias is None else last_bias, each,
-        rows, hidden, width, *down.stride(), 0 if last_bias is None else last_bias.stride(0),
-        BIASED=last_bias is not None, **options,
+        inner, index, order, starts, firsts, down.values, down.scales, x if last_bias is None else last_bias, each,
+        rows, hidden, width, *down.strides, 0 if last_bias is None else last_bias.stride(0),
+        KIND=down.kind, BIASED=last_bias is not None, **options,
     )  # fmt: skip
     out = torch.empty_like(x)
     _sum_choices[(rows, triton.cdiv(hidden, 1024))](each, weights, out, hidden, CHOICES=choices, BLOCK=1024)
     return out
+
+
+@dataclass(slots=True, frozen=True)
+class _Lying:
+    """``strides`` of ``values`` by expert, output and input (for codes by two of them), and of ``scales`` by expert and
+    output."""
+
+    values: Tensor
+    scales: Tensor
+    strides: tuple[int, int, int, int, int]
+    kind: int
+
+
+def _lying(weight: Tensor | Coded, nothing: Tensor) -> _Lying:
+    if isinstance(weight, Tensor):
+        expert, output, column = weight.stride()
+        return _Lying(weight, nothing, (expert, output, column, 0, 0), PLAIN)
+    kind = FLOAT4 if weight.scales.dtype is torch.uint8 else WHOLE4
+    (expert, output, _), (scale_expert, scale_output, _) = weight.codes.stride(), weight.scales.stride()
+    return _Lying(weight.codes, weight.scales, (expert, output, 1, scale_expert, scale_output), kind)
 
 
 def sort_pairs(index: Tensor, experts: int, block: int) -> tuple[Tensor, Tensor, Tensor, int]:
@@ -134,11 +161,48 @@ def _pairs_of_tile(
     return expert, pair, live
 
 
+@triton.jit
+def _weights(
+    values, scales, start, scale_start, output, outputs, base, columns, of_output, of_input, scale_output,
+    KIND: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr, TYPE: tl.constexpr,
+):  # fmt: skip
+    """[BLOCK_K, BLOCK_N] of one expert's weight, columns from ``base`` on."""
+    if KIND == 0:
+        column = base + tl.arange(0, BLOCK_K)
+        mask = (column < columns)[:, None] & (output < outputs)[None, :]
+        place = column[:, None] * of_input + output[None, :] * of_output
+        found = tl.load(values + start + place, mask=mask, other=0.0)
+    else:
+        byte = base // 2 + tl.arange(0, BLOCK_K // 2)
+        mask = (output < outputs)[:, None] & (byte < columns // 2)[None, :]
+        codes = tl.load(values + start + output[:, None] * of_output + byte[None, :], mask=mask, other=0)
+        each = tl.interleave(codes & 15, codes >> 4).to(tl.int32)
+        group = base // GROUP + tl.arange(0, BLOCK_K // GROUP)
+        mask = (output < outputs)[:, None] & (group < columns // GROUP)[None, :]
+        own = tl.load(scales + scale_start + output[:, None] * scale_output + group[None, :], mask=mask, other=0)
+        if KIND == 1:
+            # Twice the value, and the exponent where float32 has it.
+            size = each & 7
+            size = tl.where(size < 2, size, (2 + (size & 1)) << tl.maximum((size >> 1) - 1, 0))
+            number = tl.where(each > 7, -size, size).to(tl.float32) * 0.5
+            factor = (own.to(tl.int32) << 23).to(tl.float32, bitcast=True)
+        else:
+            number = (each - 8).to(tl.float32)
+            factor = own.to(tl.float32)
+        spread = tl.broadcast_to(factor[:, :, None], (BLOCK_N, BLOCK_K // GROUP, GROUP))
+        product = number * tl.reshape(spread, (BLOCK_N, BLOCK_K))
+        if KIND == 2:
+            product = product.to(scales.dtype.element_ty)
+        found = tl.trans(product.to(TYPE))
+    return found
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _gate_up(
-    x, index, order, starts, firsts, gate, up, gate_bias, up_bias, inner, rows, width, hidden,
-    of_expert, of_output, of_input, bias_expert, bias_output, alpha, limit,
-    BIASED: tl.constexpr, LIMITED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    x, index, order, starts, firsts, gate, up, gate_scales, up_scales, gate_bias, up_bias, inner, rows, width, hidden,
+    of_expert, of_output, of_input, scale_expert, scale_output, bias_expert, bias_output, alpha, limit,
+    KIND: tl.constexpr, GROUP: tl.constexpr, BIASED: tl.constexpr, LIMITED: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     CHOICES: tl.constexpr, CHOICES_PADDED: tl.constexpr, EXPERTS: tl.constexpr, EXPERTS_PADDED: tl.constexpr,
     DIRECT: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
@@ -151,16 +215,20 @@ def _gate_up(
     output = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     column = tl.arange(0, BLOCK_K)
     given = x + (pair // CHOICES)[:, None] * hidden + column[None, :]
-    start = expert * of_expert + column[:, None] * of_input + output[None, :] * of_output
+    start, scale_start = expert * of_expert, expert * scale_expert
     gates = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     ups = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for base in range(0, hidden, BLOCK_K):
         there = column < hidden - base
         left = tl.load(given + base, mask=live[:, None] & there[None, :], other=0.0)
-        mask = there[:, None] & (output < width)[None, :]
-        where = start + base * of_input
-        first = tl.load(gate + where, mask=mask, other=0.0)
-        second = tl.load(up + where, mask=mask, other=0.0)
+        first = _weights(
+            gate, gate_scales, start, scale_start, output, width, base, hidden, of_output, of_input, scale_output,
+            KIND, BLOCK_K, BLOCK_N, GROUP, x.dtype.element_ty,
+        )  # fmt: skip
+        second = _weights(
+            up, up_scales, start, scale_start, output, width, base, hidden, of_output, of_input, scale_output,
+            KIND, BLOCK_K, BLOCK_N, GROUP, x.dtype.element_ty,
+        )  # fmt: skip
         if WIDE:
             left, first, second = left.to(tl.float32), first.to(tl.float32), second.to(tl.float32)
         gates = tl.dot(left, first, gates, input_precision="ieee")
@@ -181,9 +249,10 @@ def _gate_up(
 
 @triton.jit(do_not_specialize=["rows"])
 def _down(
-    inner, index, order, starts, firsts, down, bias, each, rows, hidden, width,
-    of_expert, of_output, of_input, bias_expert,
-    BIASED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    inner, index, order, starts, firsts, down, scales, bias, each, rows, hidden, width,
+    of_expert, of_output, of_input, scale_expert, scale_output, bias_expert,
+    KIND: tl.constexpr, GROUP: tl.constexpr, BIASED: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     CHOICES: tl.constexpr, CHOICES_PADDED: tl.constexpr, EXPERTS: tl.constexpr, EXPERTS_PADDED: tl.constexpr,
     DIRECT: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
@@ -196,12 +265,14 @@ def _down(
     output = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     column = tl.arange(0, BLOCK_K)
     given = inner + pair[:, None] * width + column[None, :]
-    start = down + expert * of_expert + column[:, None] * of_input + output[None, :] * of_output
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for base in range(0, width, BLOCK_K):
         there = column < width - base
         left = tl.load(given + base, mask=live[:, None] & there[None, :], other=0.0)
-        right = tl.load(start + base * of_input, mask=there[:, None] & (output < hidden)[None, :], other=0.0)
+        right = _weights(
+            down, scales, expert * of_expert, expert * scale_expert, output, hidden, base, width, of_output, of_input,
+            scale_output, KIND, BLOCK_K, BLOCK_N, GROUP, inner.dtype.element_ty,
+        )  # fmt: skip
         if WIDE:
             left, right = left.to(tl.float32), right.to(tl.float32)
         acc = tl.dot(left, right, acc, input_precision="ieee")

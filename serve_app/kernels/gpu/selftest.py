@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from serve_app.kernels.coded import GROUP, Coded
 from serve_app.kernels.experts import Experts
 from serve_app.kernels.library.selftest import RandomBatch, random_batch
 from serve_app.kernels.linear.base import PlainLinear
@@ -134,7 +135,7 @@ def check_adapters(found: Operators, dtype: torch.dtype, device: torch.device) -
 
 def check_experts(found: Operators, dtype: torch.dtype, device: torch.device) -> float:
     """Few rows, for which a tile is the whole batch, and many, which are sorted by expert; weights that lie as they are
-    multiplied, and transposed ones with gates and ups in turn, with biases and limits.
+    multiplied, and transposed ones with gates and ups in turn, with biases and limits; and such weights in four bits.
     """
     worst = 0.0
     generator = torch.Generator().manual_seed(4)
@@ -149,11 +150,21 @@ def check_experts(found: Operators, dtype: torch.dtype, device: torch.device) ->
     gates, ups = (crossed[..., half::2].transpose(1, 2) for half in (0, 1))
     downs = random(count, width, hidden).transpose(1, 2)
     turned = Experts(gates, ups, downs, biases[:, ::2], biases[:, 1::2], last, Gate(1.702, 0.5))
-    for experts in (plain, turned):
+    wide, deep = 64, 96
+    rows, last_rows = (_coded(generator, dtype, *shape) for shape in ((count, 2 * wide, deep), (count, deep, wide)))
+    halves = Experts(
+        rows[0].outputs(slice(wide)), rows[0].outputs(slice(wide, None)), last_rows[0], *[None] * 3, Gate()
+    )
+    deep_bias = random(count, deep)
+    gates, ups = (rows[1].outputs(slice(half, None, 2)) for half in (0, 1))
+    wide_bias = random(count, 2 * wide)
+    inturn = Experts(gates, ups, last_rows[1], wide_bias[:, ::2], wide_bias[:, 1::2], deep_bias, Gate(1.702, 0.5))
+    for experts in (plain, turned, halves, inturn):
         here, there = _converted(experts, dtype, torch.device("cpu")), _converted(experts, dtype, device)
-        for rows in (1, 19, 150):
-            x = torch.randn(rows, hidden, generator=generator).to(dtype)
-            scores, index = torch.rand(rows, count - 1, generator=generator).topk(choices)  # nobody chooses the last
+        for count_of_rows in (1, 19, 150):
+            x = torch.randn(count_of_rows, experts.gate.shape[-1], generator=generator).to(dtype)
+            # Nobody chooses the last.
+            scores, index = torch.rand(count_of_rows, count - 1, generator=generator).topk(choices)
             want = TORCH.mix_experts(x, index, scores, here)
             moved = (each.to(device) for each in (x, index, scores))
             got = found.mix_experts(*moved, there).cpu()
@@ -161,15 +172,32 @@ def check_experts(found: Operators, dtype: torch.dtype, device: torch.device) ->
     return worst
 
 
+def _coded(generator: torch.Generator, dtype: torch.dtype, *shape: int) -> tuple[Coded, Coded]:
+    """Random weights in both of the forms that there are."""
+    *outer, columns = shape
+    codes = torch.randint(256, (*outer, columns // 2), dtype=torch.uint8, generator=generator)
+    exponents = torch.randint(120, 123, (*outer, columns // GROUP), dtype=torch.uint8, generator=generator)
+    # Few digits, so that products are what they are: Triton's interpreter does not round to bfloat16 as devices do.
+    factors = torch.randint(8, 16, (*outer, columns // GROUP), generator=generator) / 512
+    return Coded(codes, exponents, dtype), Coded(codes, factors.bfloat16(), dtype)
+
+
 def _converted(experts: Experts, dtype: torch.dtype, device: torch.device) -> Experts:
     """With the same strides; ``to`` makes views dense."""
     changed: dict[str, Any] = {}
     for field in dataclasses.fields(experts):
-        if isinstance(weight := getattr(experts, field.name), Tensor):
-            size = sum((n - 1) * step for n, step in zip(weight.shape, weight.stride(), strict=True)) + 1
-            whole = torch.empty(size, dtype=dtype, device=device)
-            changed[field.name] = whole.as_strided(weight.shape, weight.stride()).copy_(weight)
+        if isinstance(weight := getattr(experts, field.name), Coded):
+            codes, scales = (_lying_alike(each, each.dtype, device) for each in (weight.codes, weight.scales))
+            changed[field.name] = Coded(codes, scales, dtype)
+        elif isinstance(weight, Tensor):
+            changed[field.name] = _lying_alike(weight, dtype, device)
     return dataclasses.replace(experts, **changed)
+
+
+def _lying_alike(tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+    size = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    whole = torch.empty(size, dtype=dtype, device=device)
+    return whole.as_strided(tensor.shape, tensor.stride()).copy_(tensor)
 
 
 def check_drawing(found: Operators, device: torch.device) -> None:

@@ -21,7 +21,7 @@ class DeviceMixture:
 
     def __init__(self, weight: MixtureWeight, operators: Operators, make: Callable[[LinearWeight], Linear]) -> None:
         self.operators, self.routing = operators, weight.routing
-        self.experts = stack(weight)
+        self.experts = stack(weight) if weight.coded is None else weight.coded
         # Exact logits are products of float32; converted once.
         dtype = torch.float32 if self.routing.exact else self.experts.down.dtype
         self.router = weight.router.parts[0].to(dtype)

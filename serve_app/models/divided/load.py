@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from serve_app.engine.runner import Forward
+from serve_app.kernels.coded import GROUP
 from serve_app.models.crossing import KNOWN as CROSSING
 from serve_app.models.divided.division import Division, bare, dispatch_from, divide, keep_groups, layers_of, looking
 from serve_app.models.divided.modules import (
@@ -32,13 +33,14 @@ from serve_app.models.divided.modules import (
     hold_experts,
     sums,
 )
-from serve_app.models.divided.packed import format_of, open_files
 from serve_app.models.divided.placing import Counts, Slots, balance, place_module, placements
 from serve_app.models.divided.sharing import Shares, share_rows, with_states
 from serve_app.models.linears import Plug
 from serve_app.models.loading.adapt import own_attention
-from serve_app.models.loading.folder import UnsupportedModel
+from serve_app.models.loading.folder import UnsupportedModel, packing_of, read_config
 from serve_app.models.loading.observe import SeenLayer
+from serve_app.models.loading.packed import format_of, open_files, plain_config, scale_dtype, stays_coded
+from serve_app.models.mixtures.coded import coded_experts, columns_of, hold_rows
 from serve_app.parallel.cache import first_head
 from serve_app.parallel.dispatch import LOOPBACK, NVLINK
 from serve_app.parallel.experts import read_loads
@@ -111,22 +113,19 @@ def load_part(
     quantization: str = "none",
     counts: Path | None = None,
     least: int | None = None,
+    codes: bool = False,
 ) -> PartOfModel:
     """Every rank of the group calls it. ``quantization``: what the weights will be rounded to; ``counts``: the folder
     with what experts had to do; ``least``, for a trial: rows of a step from which on they travel to their experts,
-    instead of what the rule says. Raises :class:`UnsupportedModel` where the model has no such division.
+    instead of what the rule says; ``codes``: experts in four bits stay so where they compute on these. Raises
+    :class:`UnsupportedModel` where the model has no such division.
     """
-    from transformers import AutoConfig
     from transformers.distributed.configuration_utils import DistributedConfig
 
-    config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    described = getattr(config, "quantization_config", None)
+    described = packing_of(read_config(path))
     if described:
         format_of(described, path, group.device)
-        del config.quantization_config
-    named = getattr(model_class, "config_class", None)
-    if named is not None and not isinstance(config, named):
-        config = config.get_text_config()
+    config = plain_config(model_class, path)
     whole = bare(model_class, config)
     if least is None:
         wire = LOOPBACK if group.device.type == "cpu" else NVLINK
@@ -135,15 +134,22 @@ def load_part(
     if quantization != "none":
         keep_groups(whole, division)
 
+    held = coded_experts(whole) if codes and stays_coded(described, group.device) else {}
+    scale = scale_dtype(described, sorted(map(str, path.glob("*.safetensors")))) if held else torch.uint8
+    held = held if all(_whole_groups(division, name, experts) for name, experts in held.items()) else {}
+
     def holds(model: Any, *_: Any) -> Any:
         _leave_media(model, group.place)
         _leave_other_stages(model, division, dtype)
+        for name in held:
+            if (experts := _found(model, name)) is not None:
+                hold_rows(experts, scale)
         _hold_places(model, division, group)
         return model
 
     def reads(model: Any, state: Any, files: Any, *more: Any, **named: Any) -> Any:
         with ExitStack() as opened:
-            tensors = open_files(files, described, dtype, opened) if described else state
+            tensors = open_files(files, described, dtype, opened, codes=bool(held)) if described else state
             return model_class._load_pretrained_model(model, tensors, files, *more, **named)
 
     own = {"maybe_distribute_model": staticmethod(holds), "_load_pretrained_model": staticmethod(reads)}
@@ -188,6 +194,14 @@ def _place_experts(model: Any, division: Division, group: Group, counts: Path | 
     placed = placements(sizes, loads, group, place.copies)
     slots = {name: place_module(modules[name], found, group) for name, found in placed.items()}
     return slots, balance(placed, loads, place.tensor) if not place.part else ""
+
+
+def _whole_groups(division: Division, name: str, experts: Any) -> bool:
+    """Whether each rank has whole groups of the columns that share a scale."""
+    columns = columns_of(experts)
+    cut = {own for own, _ in experts.named_parameters(recurse=False) if (each := division.cuts.get(f"{name}.{own}"))
+           and each.dim == columns}  # fmt: skip
+    return all(getattr(experts, own).shape[columns] % (GROUP * division.place.tensor) == 0 for own in cut)
 
 
 def _leave_media(model: Any, place: Place) -> None:

@@ -129,7 +129,7 @@ def require_plausible(path: Path, config: dict[str, Any]) -> Contents:
             raise UnsupportedModel(f"{file}: {name} is {_shown(config[name])}; it must be a {_KINDS[kind]}")
     if not all(isinstance(name, str) for name in config.get("architectures") or ()):
         raise UnsupportedModel(f"{file}: architectures must be names")
-    _require_known_format(file, config.get("quantization_config"))
+    _require_known_format(file, packing_of(config))
     found = contents(path)
     limit = _PACKED * max(found.tensors, found.largest)
     for name, value in _walk(config):
@@ -140,6 +140,12 @@ def require_plausible(path: Path, config: dict[str, Any]) -> Contents:
             if reason:
                 raise UnsupportedModel(f"{file}: {name} is {_shown(value)}; {reason}")
     return found
+
+
+def packing_of(config: dict[str, Any]) -> Any:
+    """How weights are packed, which may stand beside what describes the language model; None for plain ones."""
+    text = config.get("text_config")
+    return config.get("quantization_config") or (text.get("quantization_config") if isinstance(text, dict) else None)
 
 
 def _require_known_format(file: Path, described: Any) -> None:
@@ -220,7 +226,7 @@ def require_weights(path: Path, model_class: Any, config: dict[str, Any], found:
     The model is built without memory. Raises :class:`UnsupportedModel`; what transformers itself objects to is left to
     its own loading.
     """
-    if config.get("quantization_config"):
+    if packing_of(config):
         return  # weights lie packed, in as many elements as their format likes
     described = _described(path, model_class)
     if described is None:

@@ -29,6 +29,10 @@ def held_bytes(module: nn.Module, forward: Any) -> int:
         if (latent := latent_of(child)) is not None:
             count(latent.keys)
             count(latent.values)
+        if (coded := getattr(child, "coded", None)) is not None:
+            for weight in (coded.gate, coded.up, coded.down):
+                count(weight.codes)
+                count(weight.scales)
         for part in _packed(child):
             count(getattr(part, "packed", None))
             if (store := getattr(part, "store", None)) is not None:

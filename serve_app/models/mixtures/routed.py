@@ -25,6 +25,7 @@ from serve_app.kernels.mixture import (
     Routing,
     choose,
 )
+from serve_app.kernels.reference.experts import mix_experts
 from serve_app.models.quantization import codes_of, codes_of_experts
 
 _ROUTERS, _SHARED = ("gate", "router"), ("shared_experts", "shared_expert")
@@ -59,12 +60,13 @@ def read_mixture(block: Any) -> MixtureWeight:
     if not hasattr(experts, "_apply_gate") or not experts.has_gate or getattr(experts, "has_post_expert_norm", True):
         raise NotRouted(f"{type(experts).__name__} is not built as transformers' other experts")
     routing = _rule(router, weight, bias)
-    gate_up, down = _weights(experts, "gate_up_proj"), _weights(experts, "down_proj")
+    coded = getattr(experts, "coded", None)
+    gate_up, down = ([] if coded else _weights(experts, name) for name in ("gate_up_proj", "down_proj"))
     found = MixtureWeight(
         router=LinearWeight([weight.detach()], [bias.detach()] if isinstance(bias, Tensor) else []),
         gate_up=[_halves(w, b, codes, experts.is_concatenated) for w, b, codes in gate_up],
         down=[LinearWeight([w], [] if b is None else [b], codes) for w, b, codes in down],
-        routing=routing, gate=_gate(experts),
+        routing=routing, gate=gate_of(experts), coded=coded,
     )  # fmt: skip
     if (shared := _child(block, *_SHARED)) is not None:
         _add_shared(found, shared, _child(block, _SHARED_GATE))
@@ -137,7 +139,7 @@ def _add_shared(found: MixtureWeight, shared: Any, gate: Any) -> None:
     gates, ups = F.pad(gates, (0, 0, 0, missing)), F.pad(ups, (0, 0, 0, missing))
     downs = F.pad(downs, (0, missing))
     codes = [codes_of(linear) for linear in linears]
-    coded = all(codes) and not missing and width % GROUP == 0 and found.gate_up[0].quantized
+    coded = all(codes) and not missing and width % GROUP == 0 and found.coded is None and found.gate_up[0].quantized
     if not coded:  # all experts of a mixture have as many bits
         for linear in (*found.gate_up, *found.down):
             linear.quantized = []
@@ -172,14 +174,18 @@ def mixed(weight: MixtureWeight, x: Tensor) -> Tensor:
     bias = weight.router.biases[0] if weight.router.biases else None
     logits = F.linear(x.float(), weight.router.parts[0].float(), None if bias is None else bias.float())
     shares, index = choose(logits if routing.exact else logits.to(x.dtype), routing)
-    experts = len(weight.gate_up) - weight.shared
+    experts, coded = weight.routed, weight.coded
     more = torch.arange(experts, experts + weight.shared, device=x.device).expand(len(x), -1)
     share = F.linear(x, weight.router.parts[1]).sigmoid().float() if weight.gated else shares.new_ones(len(x), 1)
     shares, index = torch.cat([shares, share.expand(-1, weight.shared)], 1), torch.cat([index, more], 1)
     out = torch.zeros(x.shape, device=x.device)
     for row in range(len(x)):
         for one, expert in zip(shares[row], index[row].tolist(), strict=True):
-            gate_up, down = weight.gate_up[expert], weight.down[expert]
+            if coded is not None and expert < experts:
+                out[row] += mix_experts(x[row, None], index.new_tensor([[expert]]), one.view(1, 1), coded)[0].float()
+                continue
+            at = expert if coded is None else expert - experts
+            gate_up, down = weight.gate_up[at], weight.down[at]
             gates, ups = F.linear(x[row], torch.cat(gate_up.parts), _joined(gate_up.biases)).chunk(2)
             inner = weight.gate(gates.float(), ups.float()).to(x.dtype)
             out[row] += one * F.linear(inner, down.parts[0], _joined(down.biases)).float()
@@ -210,7 +216,8 @@ def _halves(weight: Tensor, bias: Tensor | None, codes: list[Quantized], concate
     )
 
 
-def _gate(experts: Any) -> Gate:
+def gate_of(experts: Any) -> Gate:
+    """What experts make of gates and ups. Raises :class:`NotRouted`."""
     x = torch.linspace(-12, 12, 64 * 2).roll(37).view(2, 64)
     joined = torch.cat([x[0], x[1]]) if experts.is_concatenated else torch.stack([x[0], x[1]], 1).flatten()
     found = experts._apply_gate(joined[None])[0]
