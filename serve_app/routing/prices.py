@@ -38,7 +38,7 @@ CROWD_S = 1.0
 BUSY_LINK = 1.0
 
 # The share of all K/V caches taken from which on roles cost less, and at which they cost nothing.
-ROOMY, FULL = 0.4, 0.9
+ROOMY, FULL = 0.2, 0.6
 
 
 @dataclass(slots=True, frozen=True)
