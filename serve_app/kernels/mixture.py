@@ -61,8 +61,8 @@ class Routing:
 @dataclass(slots=True)
 class MixtureWeight:
     """``router`` [experts, hidden], with one output more where ``gated``; each expert's ``gate_up`` (gates, then ups)
-    and ``down``, the ``shared`` ones behind the others, or these alone where the others are ``coded``. Every row goes to these as well, with a weight of 1 or, where
-    ``gated``, of the sigmoid of the router's last output.
+    and ``down``, the ``shared`` ones behind the others, or these alone where the others are ``coded``. Every row goes
+    to the shared ones as well, with a weight of 1 or, where ``gated``, of the sigmoid of the router's last output.
     """
 
     router: LinearWeight

@@ -37,7 +37,7 @@ from serve_app.models.loading.folder import (
 from serve_app.models.loading.generation import end_tokens, read_rules
 from serve_app.models.loading.held import held_bytes
 from serve_app.models.loading.observe import Unservable
-from serve_app.models.loading.packed import READ_HERE, load_packed
+from serve_app.models.loading.packed import load_packed, read_here
 from serve_app.models.loading.prepare import prepare
 from serve_app.models.media import MediaEncoder
 from serve_app.models.mixtures.coded import take_codes
@@ -257,7 +257,7 @@ def _load_module(
             report["read_by"] = f"transformers: {reason}"
     described = packing_of(read_config(path))
     try:
-        if isinstance(described, dict) and described.get("quant_method") in READ_HERE:
+        if read_here(described):
             module, info = load_packed(model_class, path, described, dtype=dtype, device=device, codes=codes)
             refuse_contradictions(path, module, info)
             return module, report

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,20 +10,27 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, Kimi_K25ForConditionalGeneration
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from serve_app.kernels.decoder import decoder_library
 from serve_app.models.load import load_causal_lm
 from serve_app.models.loading.compare import difference, probe
 from serve_app.models.loading.folder import UnsupportedModel
-from serve_app.models.loading.packed import format_of, open_files
+from serve_app.models.loading.packed import format_of, open_files, read_here
 from tests import tiny
-from tests.packed import float4, float8, write_float4, write_float8
+from tests.packed import float4, float8, write_float4, write_float8, write_whole4
 from tests.parallel.groups import divided
-from tests.parallel.test_divided import generate, prompts
+from tests.parallel.test_divided import NEW_TOKENS, generate, prompts
 from tests.variants import some
 
 SIZES = {"hidden_size": 128, "intermediate_size": 192, "head_dim": 32, "num_hidden_layers": 2}
+
+
+WHOLE4 = {
+    "quant_method": "compressed-tensors", "format": "pack-quantized",
+    "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group"}}},
+}  # fmt: skip
 
 
 def opened(folder: Path, tensors: dict[str, torch.Tensor], stack: ExitStack, **described: object):
@@ -63,24 +71,71 @@ def test_parts_of_scaled_blocks(tmp_path):
         opened(tmp_path, {"c": codes, "c_scale_inv": torch.ones(4, 4)}, stack, quant_method="fp8")["c"][...]
 
 
+@pytest.mark.parametrize("size", [32, 64])
+def test_parts_of_whole_numbers(tmp_path, size):
+    """Any part of them, in groups of any size; products are rounded to the scales' dtype."""
+    seed = torch.Generator().manual_seed(0)
+    numbers = torch.randint(-8, 8, (20, 128), generator=seed)
+    scales = torch.rand(20, 128 // size, generator=seed).bfloat16()
+    codes = sum((numbers + 8)[:, place::8] << 4 * place for place in range(8))
+    codes = torch.where(codes >= 1 << 31, codes - (1 << 32), codes).to(torch.int32)
+    stored = {"e.weight_packed": codes, "e.weight_scale": scales, "e.weight_shape": torch.tensor([20, 128])}
+    stored |= {"norm.weight": scales[:, 0].clone(), "own_scale": torch.ones(3)}
+    wanted = (numbers.bfloat16() * scales.repeat_interleave(size, 1)).float()
+    with ExitStack() as stack:
+        found = opened(tmp_path, stored, stack, **WHOLE4)
+        assert set(found) == {"e.weight", "norm.weight", "own_scale"} and found["e.weight"].get_shape() == [20, 128]
+        for index in (..., (slice(3, 20),), (slice(0, 20), slice(40, 70)), (slice(2, 3), slice(96, 128))):
+            assert torch.equal(found["e.weight"][index], wanted[index])
+
+
 def test_other_formats_are_refused_by_name():
     with pytest.raises(UnsupportedModel, match="packed as awq, of which several ranks can't read their parts"):
         format_of({"quant_method": "awq"}, Path("here"), torch.device("cpu"))
+    assert format_of(WHOLE4, Path("here"), torch.device("cuda")) == "compressed-tensors"
+    for change, told in (
+        ({"num_bits": 8}, "num_bits: 8"), ({"symmetric": False}, "symmetric: False"),
+        ({"type": "float"}, "type: float"),
+    ):  # fmt: skip
+        other = copy.deepcopy(WHOLE4)
+        other["config_groups"]["group_0"]["weights"] |= change
+        with pytest.raises(UnsupportedModel, match=f"compressed-tensors with {told}, of which several ranks can't"):
+            format_of(other, Path("here"), torch.device("cpu"))
+        assert not read_here(other) and read_here(WHOLE4)
     with pytest.raises(UnsupportedModel, match="read on CPUs alone"):
         format_of({"quant_method": "fp8"}, Path("here"), torch.device("cuda"))
 
 
 CASES = [
     ("gpt_oss", 2, 1, 1), ("gpt_oss", 4, 1, 1), ("gpt_oss", 2, 1, 2), ("gpt_oss", 1, 2, 1), ("gpt_oss", 2, 2, 1),
+    ("glm4_moe", 2, 1, 1), ("glm4_moe", 2, 1, 2), ("glm4_moe", 1, 2, 1), ("kimi_k25", 2, 1, 1), ("kimi_k25", 2, 2, 1),
     ("llama", 2, 1, 1), ("qwen3_moe", 2, 1, 1), ("qwen3_moe", 2, 1, 2), ("qwen3_moe", 2, 2, 1),
 ]  # fmt: skip
+
+
+def write_packed(path: Path, family: str) -> Path:
+    if family == "gpt_oss":
+        return write_float4(path, **SIZES)
+    if family == "kimi_k25":  # the language model behind what sees
+        return write_whole4(path, path / "plain", lambda: tiny.write_small(path, Kimi_K25ForConditionalGeneration))
+    if family == "glm4_moe":
+        return write_whole4(path, path / "plain", lambda: tiny.write_checkpoint(path, family))
+    return write_float8(path, family, **SIZES, **({"moe_intermediate_size": 64} if family == "qwen3_moe" else {}))
+
+
+@pytest.mark.parametrize("family", ["glm4_moe", "kimi_k25"])
+def test_one_process_answers_as_transformers_does_with_what_codes_stand_for(tmp_path, family):
+    path = write_packed(tmp_path, family)
+    kind = Kimi_K25ForConditionalGeneration if family == "kimi_k25" else AutoModelForCausalLM
+    reference = kind.from_pretrained(path / "plain", dtype=torch.float32, attn_implementation="eager").eval()
+    wanted = [tiny.reference_tokens(reference, prompt, NEW_TOKENS) for prompt in prompts(3)]
+    assert generate(tiny.make_engine(load_causal_lm(path, dtype="float32"), num_blocks=100), prompts(3)) == wanted
 
 
 @pytest.mark.parametrize("case", some(CASES), ids=str)
 def test_greedy_tokens_are_those_of_one_process(tmp_path, one_thread, case):
     family, tensor, pipeline, whole = case
-    more = {"moe_intermediate_size": 64} if family == "qwen3_moe" else {}
-    path = write_float4(tmp_path, **SIZES) if family == "gpt_oss" else write_float8(tmp_path, family, **SIZES, **more)
+    path = write_packed(tmp_path, family)
     assert "quantization_config" in json.loads((path / "config.json").read_text())
     alone = load_causal_lm(path, dtype="float32")
     wanted = generate(tiny.make_engine(alone, num_blocks=100), prompts(6))

@@ -25,8 +25,6 @@ from serve_app.models.mixtures.coded import coded_experts, hold_rows, takes_code
 
 FLOAT4, FLOAT8, WHOLE4 = "mxfp4", "fp8", "compressed-tensors"
 FORMATS = (FLOAT4, FLOAT8, WHOLE4)
-# Those that one process reads so, too; the other by transformers.
-READ_HERE = (FLOAT4, WHOLE4)
 _SCALES = "_scale_inv"
 _BLOCKS, _EXPONENTS = "_blocks", "_scales"
 _PACKED, _FACTORS, _SHAPE = "_packed", "_scale", "_shape"
@@ -35,9 +33,17 @@ _EXPERT = ".experts."
 _IGNORED = (".activation_scale", ".input_scale")
 
 
+def read_here(described: Any) -> bool:
+    """Whether one process, too, reads such weights by this module; others are transformers' own affair."""
+    if not isinstance(described, dict):
+        return False
+    method = described.get("quant_method")
+    return method == FLOAT4 or (method == WHOLE4 and not _other_than_whole4(described))
+
+
 def stays_coded(described: Any, device: torch.device) -> bool:
     """Whether experts may stay in four bits."""
-    return isinstance(described, dict) and described.get("quant_method") in READ_HERE and takes_codes(device)
+    return read_here(described) and takes_codes(device)
 
 
 def load_packed(
@@ -47,7 +53,6 @@ def load_packed(
     codes; and what transformers tells of loading it.
     """
     config = plain_config(model_class, path)
-    format_of(described, path, device)
 
     def reads(model: Any, state: Any, files: Any, *more: Any, **named: Any) -> Any:
         held = coded_experts(model) if codes and stays_coded(described, device) else {}
@@ -100,8 +105,8 @@ def format_of(described: Any, path: Path, device: torch.device) -> str:
         )
     if method == WHOLE4 and (wrong := _other_than_whole4(described)):
         raise UnsupportedModel(
-            f"{path} holds weights packed as {method} with {wrong}; what is read of it are weights alone, in symmetric "
-            "whole numbers of 4 bits with a scale for each group (pack-quantized)"
+            f"{path} holds weights packed as {method} with {wrong}, of which several ranks can't read their parts; "
+            "they can of symmetric whole numbers of 4 bits with a scale for each group (pack-quantized)"
         )
     return str(method)
 
