@@ -20,6 +20,7 @@ class Format:
     bits: float
     skipped: tuple[re.Pattern[str], ...] = ()
     only_experts: bool = False
+    group: int = 0  # columns of an expert's weights that share a scale, where ranks keep codes only of whole groups
     plain: tuple[str, ...] = field(default=_PLAIN)
 
     def holds(self, name: str, role: str) -> bool:
@@ -37,7 +38,7 @@ def read_format(described: dict[str, Any] | None) -> Format | None:
     if method == "mxfp4":
         # Open Compute Project's MX: 4 bits a value and 8 for each 32.
         skipped = tuple(_pattern(name) for name in described.get("modules_to_not_convert") or ())
-        return Format("mxfp4", 4 + 8 / 32, skipped, only_experts=True)
+        return Format("mxfp4", 4 + 8 / 32, skipped, only_experts=True, group=32)
     if method in ("fp8", "fbgemm_fp8"):
         rows, columns = described.get("weight_block_size") or (1, 4096)
         skipped = tuple(_pattern(name) for name in described.get("modules_to_not_convert") or ("lm_head",))
@@ -52,7 +53,8 @@ def read_format(described: dict[str, Any] | None) -> Format | None:
         bits = weights.get("num_bits") or 8
         group = weights.get("group_size")
         skipped = tuple(_pattern(name) for name in described.get("ignore") or ())
-        return Format(f"{weights.get('type', 'int')}{bits}", bits + (16 / group if group else 16 / 4096), skipped)
+        name, each = f"{weights.get('type', 'int')}{bits}", bits + (16 / group if group else 16 / 4096)
+        return Format(name, each, skipped, group=group or 0 if bits == 4 else 0)
     raise ValueError(
         f"quantization_config names {method or 'no method'}; known are mxfp4, fp8, gptq, awq and compressed-tensors. "
         "Give a folder with the weights: their headers say what they take"

@@ -59,6 +59,8 @@ class Model:
     recurrence: tuple[float, float] = (0.0, 0.0)
     # Why ranks can't divide its layers, where that is so.
     undivided: str = ""
+    # Columns of an expert's packed weights that share a scale: ranks that would cut within them unpack these.
+    expert_group: int = 0
     item: int = 2  # bytes of a number that layers compute with
 
     @property

@@ -133,6 +133,8 @@ def _mine(role: str, part: RoleWeights, model: Model, split: Split) -> int:
     tensor, kv_heads = split.tensor, model.kv_heads
     if role in WHOLE or (role == SHARED and split.travel):
         return part.bytes
+    if role == EXPERTS and model.expert_group and not split.expert and model.moe_inner % (model.expert_group * tensor):
+        return -(-part.values * 2 // tensor)
     if role == EXPERTS and split.copies:
         return -(-part.bytes * (model.experts // tensor + split.copies) // model.experts)
     # Fewer heads than ranks lie on several of them.

@@ -10,6 +10,7 @@ from typing import Any
 from serve_app.catalog.errors import CatalogError
 from serve_app.catalog.load import load_catalog
 from serve_app.catalog.records import ModelRecord
+from serve_app.models.loading.folder import packing_of
 from serve_app.planning.cache import layer_caches
 from serve_app.planning.described import Cuts, cuts_of, describe, encoded, full_config, states
 from serve_app.planning.formats import read_format
@@ -52,13 +53,13 @@ def plan_model(
     """``tensors`` []: as ``config`` describes them. ``item``: bytes of a number in the cache. ``folder``: with the
     settings of the processors; None for those of the model's authors."""
     full = full_config(config)
-    if not tensors:
-        text = config.get("text_config") or {}
-        described = config.get("quantization_config") or text.get("quantization_config")
-        try:
-            tensors = describe(config, full, read_format(described))
-        except ValueError as error:
+    try:
+        stored_as = read_format(packing_of(config))
+    except ValueError as error:
+        if not tensors:
             raise NoTensors(str(error)) from error
+        stored_as = None  # the headers say what weights take
+    tensors = tensors or describe(config, full, stored_as)
     dtype = held.dtype if held is not None else "bfloat16"
     needs = states(config, full, dtype)
     cuts = cuts_of(config, full, dtype) if needs is not None else Cuts()
@@ -76,6 +77,8 @@ def plan_model(
         model.recurrence, model.undivided = (needs.fixed, needs.each), cuts.reason
     if held is not None and held.dtype == "float32":
         model.item = 4
+    if stored_as is not None and held is None:
+        model.expert_group = stored_as.group
     model.media = encoded(config, full, folder, dtype)
     return model
 

@@ -103,6 +103,18 @@ def test_what_does_not_divide_is_named():
         make_plan(model_of("llama-4-scout"), ServingTarget(GPUS["h200"], 3), Split(3))
 
 
+def test_ranks_that_would_cut_groups_of_codes_have_numbers():
+    """2,880 columns of an expert make 90 groups of 32: codes for two ranks, and bfloat16 for four or whole experts."""
+    model = model_of("gpt-oss-120b")
+    asked = ServingTarget(GPUS["h200"], 4)
+    experts = model.by_role()["experts"]
+    held = {str(split): make_plan(model, asked, split).ranks[0].weights["experts"] for split in (
+        Split(2), Split(4), Split(4, expert=True))}  # fmt: skip
+    two, four, whole = held.values()
+    assert two == pytest.approx(experts / 2, rel=0.01) and whole == pytest.approx(experts / 4, rel=0.01)
+    assert four == pytest.approx(experts / 4 * 16 / 4.25, rel=0.02)
+
+
 def test_every_byte_of_a_rank_has_a_name():
     """What ranks hold adds up to the model, beside what each of them has; and a rank's memory to what it may use."""
     model = model_of("gpt-oss-120b")
