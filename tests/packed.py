@@ -25,11 +25,11 @@ def float4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return (codes[..., 0::2] | codes[..., 1::2] << 4).to(torch.uint8), (exponent + 127).to(torch.uint8)
 
 
-def float8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[n, k] as e4m3 codes, and a scale for each block of 64 rows and columns, of which the last may be smaller."""
+def float8(weight: torch.Tensor, size: int = BLOCK) -> tuple[torch.Tensor, torch.Tensor]:
+    """[n, k] as e4m3 codes, and a scale for each block of ``size`` rows and columns; the last may be smaller."""
     n, k = weight.shape
-    padded = torch.nn.functional.pad(weight.float(), (0, -k % BLOCK, 0, -n % BLOCK))
-    blocks = padded.unflatten(0, (-1, BLOCK)).unflatten(2, (-1, BLOCK))
+    padded = torch.nn.functional.pad(weight.float(), (0, -k % size, 0, -n % size))
+    blocks = padded.unflatten(0, (-1, size)).unflatten(2, (-1, size))
     scale = blocks.abs().amax((1, 3), keepdim=True).clamp_min(1e-12) / 448
     codes = (blocks / scale).flatten(2, 3).flatten(0, 1)[:n, :k]
     return codes.to(torch.float8_e4m3fn).contiguous(), scale[:, 0, :, 0].contiguous()
@@ -65,16 +65,16 @@ def write_float4(path: Path, **sizes: object) -> Path:
     return _write(path, tensors, {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]})
 
 
-def write_float8(path: Path, family: str, **sizes: object) -> Path:
-    """As DeepSeek and Qwen publish theirs: linears and experts, each with scales of its own."""
+def write_float8(path: Path, family: str, *, size: int = BLOCK, **sizes: object) -> Path:
+    """As DeepSeek and Qwen publish theirs: linears and experts, each with scales of its own, for blocks of ``size``."""
     tensors = load_file(tiny.write_checkpoint(path, family, **sizes) / "model.safetensors")
     for name in [name for name in tensors if name.endswith("_proj.weight")]:
-        tensors[name], tensors[f"{name}_scale_inv"] = float8(tensors[name])
+        tensors[name], tensors[f"{name}_scale_inv"] = float8(tensors[name], size)
     left = ["lm_head", "model.embed_tokens"]
     described = {
         "quant_method": "fp8",
         "fmt": "e4m3",
-        "weight_block_size": [BLOCK, BLOCK],
+        "weight_block_size": [size, size],
         "activation_scheme": "dynamic",
     }
     return _write(path, tensors, {**described, "modules_to_not_convert": left})

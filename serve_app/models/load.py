@@ -147,7 +147,7 @@ def load_causal_lm(
         module.eval()
         module.to(device)
         if coded := take_codes(module, wanted):
-            report["experts_in_four_bits"] = coded
+            report["coded_experts"] = coded
         kind = type(module)
         if part is None or group is None:
             verdict = check(kind, module.config)
@@ -255,10 +255,10 @@ def _load_module(
             )
         except (weights.NotPlain, AttributeError, TypeError) as reason:
             report["read_by"] = f"transformers: {reason}"
-    described = packing_of(read_config(path))
+    config = read_config(path)
     try:
-        if read_here(described):
-            module, info = load_packed(model_class, path, described, dtype=dtype, device=device, codes=codes)
+        if read_here(config, device):
+            module, info = load_packed(model_class, path, packing_of(config), dtype=dtype, device=device, codes=codes)
             refuse_contradictions(path, module, info)
             return module, report
         module, info = model_class.from_pretrained(

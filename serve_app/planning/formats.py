@@ -20,8 +20,13 @@ class Format:
     bits: float
     skipped: tuple[re.Pattern[str], ...] = ()
     only_experts: bool = False
-    group: int = 0  # columns of an expert's weights that share a scale, where ranks keep codes only of whole groups
     plain: tuple[str, ...] = field(default=_PLAIN)
+    # Columns of an expert's weights that share a scale, where a worker with a GPU keeps experts' codes if ranks have
+    # whole groups, and unpacks all else (serve_app/models/loading/packed.py). 0: it unpacks all. None: transformers
+    # sees to them.
+    group: int | None = None
+    # Whether transformers sees to models without experts on one GPU.
+    dense: bool = False
 
     def holds(self, name: str, role: str) -> bool:
         """Whether the tensor of this name is in fewer bits."""
@@ -42,7 +47,8 @@ def read_format(described: dict[str, Any] | None) -> Format | None:
     if method in ("fp8", "fbgemm_fp8"):
         rows, columns = described.get("weight_block_size") or (1, 4096)
         skipped = tuple(_pattern(name) for name in described.get("modules_to_not_convert") or ("lm_head",))
-        return Format("fp8", 8 + 32 / (rows * columns), skipped)
+        group = {"fp8": 128 if (rows, columns) == (128, 128) else 0}.get(method)
+        return Format("fp8", 8 + 32 / (rows * columns), skipped, group=group, dense=True)
     if method in ("gptq", "awq"):
         group = described.get("group_size") or 128
         bits = described.get("bits") or described.get("w_bit") or 4
@@ -54,7 +60,8 @@ def read_format(described: dict[str, Any] | None) -> Format | None:
         group = weights.get("group_size")
         skipped = tuple(_pattern(name) for name in described.get("ignore") or ())
         name, each = f"{weights.get('type', 'int')}{bits}", bits + (16 / group if group else 16 / 4096)
-        return Format(name, each, skipped, group=group or 0 if bits == 4 else 0)
+        ours = name == "int4" and group and weights.get("symmetric")
+        return Format(name, each, skipped, group=(32 if group == 32 else 0) if ours else None)
     raise ValueError(
         f"quantization_config names {method or 'no method'}; known are mxfp4, fp8, gptq, awq and compressed-tensors. "
         "Give a folder with the weights: their headers say what they take"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from serve_app.planning.cache import LayerCache, _first
+from serve_app.planning.formats import Format
 from serve_app.planning.tensors import Tensor
 
 if TYPE_CHECKING:
@@ -59,8 +60,7 @@ class Model:
     recurrence: tuple[float, float] = (0.0, 0.0)
     # Why ranks can't divide its layers, where that is so.
     undivided: str = ""
-    # Columns of an expert's packed weights that share a scale: ranks that would cut within them unpack these.
-    expert_group: int = 0
+    stored_as: Format | None = None  # of which a GPU keeps some and unpacks the rest
     item: int = 2  # bytes of a number that layers compute with
 
     @property

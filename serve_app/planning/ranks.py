@@ -102,7 +102,8 @@ def divide(model: Model, split: Split, *, batch_tokens: int, sampled: int, cpu: 
         held += [first] if begin == 0 else []
         held += [last] if end == len(model.layers) else []
         for parts in held:
-            for role, part in parts.items():
+            for role, stored in parts.items():
+                part = _unpacked(role, stored, model, split)
                 # What sees and hears is the first rank's alone.
                 alone = role == "vision" and model.media
                 mine = part.bytes if alone else _mine(role, part, model, split)
@@ -128,13 +129,23 @@ def _repeated(role: str, split: Split) -> bool:
     return role in WHOLE or (role == SHARED and split.travel) or (role == EXPERTS and split.copies > 0)
 
 
+def _unpacked(role: str, part: RoleWeights, model: Model, split: Split) -> RoleWeights:
+    """A part as a GPU has it: in 16 bits, but for experts of which each rank has whole groups of codes."""
+    stored = model.stored_as
+    if stored is None or stored.group is None or (stored.dense and not model.experts and split.ranks == 1):
+        return part
+    cut = 1 if split.expert else split.tensor
+    if role == EXPERTS and stored.group and model.moe_inner % (stored.group * cut) == 0:
+        return part
+    plain = max(part.bytes, part.values * 2)
+    return RoleWeights(part.values, plain, part.keys * plain // max(part.bytes, 1))
+
+
 def _mine(role: str, part: RoleWeights, model: Model, split: Split) -> int:
     """Bytes of a part on the fullest rank of a stage."""
     tensor, kv_heads = split.tensor, model.kv_heads
     if role in WHOLE or (role == SHARED and split.travel):
         return part.bytes
-    if role == EXPERTS and model.expert_group and not split.expert and model.moe_inner % (model.expert_group * tensor):
-        return -(-part.values * 2 // tensor)
     if role == EXPERTS and split.copies:
         return -(-part.bytes * (model.experts // tensor + split.copies) // model.experts)
     # Fewer heads than ranks lie on several of them.

@@ -77,8 +77,7 @@ def plan_model(
         model.recurrence, model.undivided = (needs.fixed, needs.each), cuts.reason
     if held is not None and held.dtype == "float32":
         model.item = 4
-    if stored_as is not None and held is None:
-        model.expert_group = stored_as.group
+    model.stored_as = stored_as if held is None else None
     model.media = encoded(config, full, folder, dtype)
     return model
 

@@ -115,6 +115,16 @@ def test_ranks_that_would_cut_groups_of_codes_have_numbers():
     assert four == pytest.approx(experts / 4 * 16 / 4.25, rel=0.02)
 
 
+def test_what_is_unpacked_has_16_bits():
+    """Of checkpoints in fp8 ranks keep experts' codes in blocks of 128 rows and columns, and nothing else."""
+    for name, dense in (("llama-3.3-70b-instruct-fp8", True), ("qwen3-30b-a3b-fp8", False)):
+        plan = make_plan(model_of(name), ServingTarget(GPUS["h200"], 2), Split(2))
+        stored, held = model_of(name).by_role(), plan.ranks[0].weights
+        kept = held["experts"] if not dense else held["mlp"] / 2
+        assert kept == pytest.approx(stored["mlp" if dense else "experts"] / 2, rel=0.01)
+        assert held["attention"] == pytest.approx(stored["attention"], rel=0.01)
+
+
 def test_every_byte_of_a_rank_has_a_name():
     """What ranks hold adds up to the model, beside what each of them has; and a rank's memory to what it may use."""
     model = model_of("gpt-oss-120b")
@@ -134,6 +144,7 @@ def test_every_byte_of_a_rank_has_a_name():
 def test_stages_work_at_the_same_time_and_prompts_choose_by_their_own_rate():
     """Which makes prompts faster and, where what a step takes depends on its rows, answers; but not one alone."""
     model, asked = model_of("llama-3.3-70b-instruct-fp8"), ServingTarget(GPUS["h200"], 4)
+    model.stored_as = None  # the same bytes on any number of ranks
     whole, stages = (make_plan(model, asked, Split(1, n)) for n in (1, 2))
     assert stages.rates.prefill == pytest.approx(2 * whole.rates.prefill, rel=0.05)
     assert stages.rates.single == pytest.approx(whole.rates.single, rel=0.01)

@@ -21,7 +21,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from serve_app.kernels.coded import GROUP, Coded
+from serve_app.kernels.coded import FLOAT4 as FLOAT4_FORM
+from serve_app.kernels.coded import FLOAT8 as FLOAT8_FORM
+from serve_app.kernels.coded import Coded
 from serve_app.kernels.experts import Experts
 from serve_app.kernels.gpu.common import next_power_of_2, widens
 
@@ -37,8 +39,8 @@ class ExpertTile:
     stages: int
 
 
-# How a weight lies: numbers, codes of MXFP4, codes of whole numbers.
-PLAIN, FLOAT4, WHOLE4 = 0, 1, 2
+# How a weight lies: numbers, or codes of MXFP4, of whole numbers, of float8.
+PLAIN, FLOAT4, WHOLE4, FLOAT8 = range(4)
 # Up to so many rows the tile is the whole batch; float32 is multiplied without tensor cores, from registers.
 FEW_ROWS, FEW_ROWS_EXACT = 64, 32
 
@@ -73,9 +75,10 @@ def mix_experts(x: Tensor, index: Tensor, weights: Tensor, experts: Experts) -> 
     each = torch.empty((rows * choices, hidden), dtype=x.dtype, device=x.device)
     options = dict(
         BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, CHOICES=choices, CHOICES_PADDED=next_power_of_2(choices),
-        EXPERTS=count, EXPERTS_PADDED=next_power_of_2(count), DIRECT=direct, WIDE=widens(x.dtype), GROUP=GROUP,
+        EXPERTS=count, EXPERTS_PADDED=next_power_of_2(count), DIRECT=direct, WIDE=widens(x.dtype),
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
+    group = 1 if isinstance(experts.gate, Tensor) else experts.gate.form.group
     limit, first_bias, second_bias, last_bias = (
         experts.activation.limit, experts.gate_bias, experts.up_bias, experts.down_bias,
     )  # fmt: skip
@@ -85,12 +88,12 @@ def mix_experts(x: Tensor, index: Tensor, weights: Tensor, experts: Experts) -> 
         x if first_bias is None else first_bias, x if second_bias is None else second_bias, inner, rows, width, hidden,
         *gate.strides, 0 if first_bias is None else first_bias.stride(0),
         0 if first_bias is None else first_bias.stride(1), experts.activation.alpha, limit,
-        KIND=gate.kind, BIASED=first_bias is not None, LIMITED=bool(limit), **options,
+        KIND=gate.kind, GROUP=group, BIASED=first_bias is not None, LIMITED=bool(limit), **options,
     )  # fmt: skip
     _down[(tiles, triton.cdiv(hidden, tile.n))](
         inner, index, order, starts, firsts, down.values, down.scales, x if last_bias is None else last_bias, each,
         rows, hidden, width, *down.strides, 0 if last_bias is None else last_bias.stride(0),
-        KIND=down.kind, BIASED=last_bias is not None, **options,
+        KIND=down.kind, GROUP=group, BIASED=last_bias is not None, **options,
     )  # fmt: skip
     out = torch.empty_like(x)
     _sum_choices[(rows, triton.cdiv(hidden, 1024))](each, weights, out, hidden, CHOICES=choices, BLOCK=1024)
@@ -99,8 +102,9 @@ def mix_experts(x: Tensor, index: Tensor, weights: Tensor, experts: Experts) -> 
 
 @dataclass(slots=True, frozen=True)
 class _Lying:
-    """``strides`` of ``values`` by expert, output and input (for codes by two of them), and of ``scales`` by expert and
-    output."""
+    """``strides`` of ``values`` by expert, output and input (codes of four bits by two), and of ``scales`` by expert
+    and output.
+    """
 
     values: Tensor
     scales: Tensor
@@ -112,7 +116,7 @@ def _lying(weight: Tensor | Coded, nothing: Tensor) -> _Lying:
     if isinstance(weight, Tensor):
         expert, output, column = weight.stride()
         return _Lying(weight, nothing, (expert, output, column, 0, 0), PLAIN)
-    kind = FLOAT4 if weight.scales.dtype is torch.uint8 else WHOLE4
+    kind = {FLOAT4_FORM: FLOAT4, FLOAT8_FORM: FLOAT8}.get(weight.form, WHOLE4)
     (expert, output, _), (scale_expert, scale_output, _) = weight.codes.stride(), weight.scales.stride()
     return _Lying(weight.codes, weight.scales, (expert, output, 1, scale_expert, scale_output), kind)
 
@@ -173,11 +177,21 @@ def _weights(
         place = column[:, None] * of_input + output[None, :] * of_output
         found = tl.load(values + start + place, mask=mask, other=0.0)
     else:
-        byte = base // 2 + tl.arange(0, BLOCK_K // 2)
-        mask = (output < outputs)[:, None] & (byte < columns // 2)[None, :]
-        codes = tl.load(values + start + output[:, None] * of_output + byte[None, :], mask=mask, other=0)
-        each = tl.interleave(codes & 15, codes >> 4).to(tl.int32)
-        group = base // GROUP + tl.arange(0, BLOCK_K // GROUP)
+        if KIND == 3:
+            byte = base + tl.arange(0, BLOCK_K)
+            mask = (output < outputs)[:, None] & (byte < columns)[None, :]
+            each = tl.load(values + start + output[:, None] * of_output + byte[None, :], mask=mask, other=0).to(
+                tl.int32
+            )
+        else:
+            byte = base // 2 + tl.arange(0, BLOCK_K // 2)
+            mask = (output < outputs)[:, None] & (byte < columns // 2)[None, :]
+            codes = tl.load(values + start + output[:, None] * of_output + byte[None, :], mask=mask, other=0)
+            each = tl.interleave(codes & 15, codes >> 4).to(tl.int32)
+        # Of a tile several groups, or a part of one.
+        SHARED: tl.constexpr = min(GROUP, BLOCK_K)
+        GROUPS: tl.constexpr = BLOCK_K // SHARED
+        group = base // GROUP + tl.arange(0, GROUPS)
         mask = (output < outputs)[:, None] & (group < columns // GROUP)[None, :]
         own = tl.load(scales + scale_start + output[:, None] * scale_output + group[None, :], mask=mask, other=0)
         if KIND == 1:
@@ -186,10 +200,16 @@ def _weights(
             size = tl.where(size < 2, size, (2 + (size & 1)) << tl.maximum((size >> 1) - 1, 0))
             number = tl.where(each > 7, -size, size).to(tl.float32) * 0.5
             factor = (own.to(tl.int32) << 23).to(tl.float32, bitcast=True)
-        else:
+        elif KIND == 2:
             number = (each - 8).to(tl.float32)
             factor = own.to(tl.float32)
-        spread = tl.broadcast_to(factor[:, :, None], (BLOCK_N, BLOCK_K // GROUP, GROUP))
+        else:
+            # The exponent is biased by 7 there and by 127 in float32; without one, eighths of 2**-6.
+            size = ((each & 127) + (120 << 3) << 20).to(tl.float32, bitcast=True)
+            size = tl.where(each & 127 < 8, (each & 7).to(tl.float32) * 0.001953125, size)
+            number = tl.where(each > 127, -size, size)
+            factor = own
+        spread = tl.broadcast_to(factor[:, :, None], (BLOCK_N, GROUPS, SHARED))
         product = number * tl.reshape(spread, (BLOCK_N, BLOCK_K))
         if KIND == 2:
             product = product.to(scales.dtype.element_ty)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from serve_app.kernels.coded import GROUP, Coded
+from serve_app.kernels.coded import FLOAT4, FLOAT8, Coded, whole4
 from serve_app.kernels.experts import Experts
 from serve_app.kernels.library.selftest import RandomBatch, random_batch
 from serve_app.kernels.linear.base import PlainLinear
@@ -150,16 +150,8 @@ def check_experts(found: Operators, dtype: torch.dtype, device: torch.device) ->
     gates, ups = (crossed[..., half::2].transpose(1, 2) for half in (0, 1))
     downs = random(count, width, hidden).transpose(1, 2)
     turned = Experts(gates, ups, downs, biases[:, ::2], biases[:, 1::2], last, Gate(1.702, 0.5))
-    wide, deep = 64, 96
-    rows, last_rows = (_coded(generator, dtype, *shape) for shape in ((count, 2 * wide, deep), (count, deep, wide)))
-    halves = Experts(
-        rows[0].outputs(slice(wide)), rows[0].outputs(slice(wide, None)), last_rows[0], *[None] * 3, Gate()
-    )
-    deep_bias = random(count, deep)
-    gates, ups = (rows[1].outputs(slice(half, None, 2)) for half in (0, 1))
-    wide_bias = random(count, 2 * wide)
-    inturn = Experts(gates, ups, last_rows[1], wide_bias[:, ::2], wide_bias[:, 1::2], deep_bias, Gate(1.702, 0.5))
-    for experts in (plain, turned, halves, inturn):
+    coded = [_coded_experts(generator, dtype, kind, biases=kind == 0) for kind in range(3)]
+    for experts in (plain, turned, *coded):
         here, there = _converted(experts, dtype, torch.device("cpu")), _converted(experts, dtype, device)
         for count_of_rows in (1, 19, 150):
             x = torch.randn(count_of_rows, experts.gate.shape[-1], generator=generator).to(dtype)
@@ -172,14 +164,32 @@ def check_experts(found: Operators, dtype: torch.dtype, device: torch.device) ->
     return worst
 
 
-def _coded(generator: torch.Generator, dtype: torch.dtype, *shape: int) -> tuple[Coded, Coded]:
-    """Random weights in both of the forms that there are."""
-    *outer, columns = shape
-    codes = torch.randint(256, (*outer, columns // 2), dtype=torch.uint8, generator=generator)
-    exponents = torch.randint(120, 123, (*outer, columns // GROUP), dtype=torch.uint8, generator=generator)
-    # Few digits, so that products are what they are: Triton's interpreter does not round to bfloat16 as devices do.
-    factors = torch.randint(8, 16, (*outer, columns // GROUP), generator=generator) / 512
-    return Coded(codes, exponents, dtype), Coded(codes, factors.bfloat16(), dtype)
+def _coded_experts(generator: torch.Generator, dtype: torch.dtype, kind: int, *, biases: bool) -> Experts:
+    """Random weights in one of the forms that there are; ``biases``: as gpt-oss's lie."""
+    count, wide, deep = 5, 128, 256
+
+    def coded(outputs: int, columns: int) -> Coded:
+        form = (FLOAT4, whole4(torch.bfloat16), FLOAT8)[kind]
+        shape = (count, outputs, columns // form.group)
+        codes = torch.randint(256, (*shape[:2], shape[2] * form.size), dtype=torch.uint8, generator=generator)
+        # Few digits, so that products are what they are: Triton's interpreter does not round to bfloat16 as devices do.
+        scales = (torch.randint(8, 16, shape, generator=generator) / 1024).to(torch.bfloat16)
+        if kind == 0:
+            scales = torch.randint(119, 122, shape, dtype=torch.uint8, generator=generator)
+        elif kind == 2:
+            codes = codes % 128 % 88 + (codes & 128)  # up to 2 ** 4, and no NaN
+            scales = scales.float()
+        return Coded(codes, scales, form, dtype)
+
+    def random(*shape: int) -> Tensor | None:
+        return torch.randn(shape, generator=generator) * shape[-1] ** -0.5 if biases else None
+
+    joined, downs = coded(2 * wide, deep), coded(deep, wide)
+    halves = [slice(0, None, 2), slice(1, None, 2)] if biases else [slice(wide), slice(wide, None)]
+    bias = random(count, 2 * wide)
+    first, second = (None if bias is None else bias[:, which] for which in halves)
+    gate, up = map(joined.outputs, halves)
+    return Experts(gate, up, downs, first, second, random(count, deep), Gate(1.702, 0.5) if biases else Gate())
 
 
 def _converted(experts: Experts, dtype: torch.dtype, device: torch.device) -> Experts:
@@ -188,7 +198,7 @@ def _converted(experts: Experts, dtype: torch.dtype, device: torch.device) -> Ex
     for field in dataclasses.fields(experts):
         if isinstance(weight := getattr(experts, field.name), Coded):
             codes, scales = (_lying_alike(each, each.dtype, device) for each in (weight.codes, weight.scales))
-            changed[field.name] = Coded(codes, scales, dtype)
+            changed[field.name] = Coded(codes, scales, weight.form, dtype)
         elif isinstance(weight, Tensor):
             changed[field.name] = _lying_alike(weight, dtype, device)
     return dataclasses.replace(experts, **changed)

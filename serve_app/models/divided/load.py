@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from serve_app.engine.runner import Forward
-from serve_app.kernels.coded import GROUP
+from serve_app.kernels.coded import Form
 from serve_app.models.crossing import KNOWN as CROSSING
 from serve_app.models.divided.division import Division, bare, dispatch_from, divide, keep_groups, layers_of, looking
 from serve_app.models.divided.modules import (
@@ -39,7 +39,7 @@ from serve_app.models.linears import Plug
 from serve_app.models.loading.adapt import own_attention
 from serve_app.models.loading.folder import UnsupportedModel, packing_of, read_config
 from serve_app.models.loading.observe import SeenLayer
-from serve_app.models.loading.packed import format_of, open_files, plain_config, scale_dtype, stays_coded
+from serve_app.models.loading.packed import form_of, format_of, open_files, plain_config
 from serve_app.models.mixtures.coded import coded_experts, columns_of, hold_rows
 from serve_app.parallel.cache import first_head
 from serve_app.parallel.dispatch import LOOPBACK, NVLINK
@@ -124,7 +124,7 @@ def load_part(
 
     described = packing_of(read_config(path))
     if described:
-        format_of(described, path, group.device)
+        format_of(described, path)
     config = plain_config(model_class, path)
     whole = bare(model_class, config)
     if least is None:
@@ -134,22 +134,24 @@ def load_part(
     if quantization != "none":
         keep_groups(whole, division)
 
-    held = coded_experts(whole) if codes and stays_coded(described, group.device) else {}
-    scale = scale_dtype(described, sorted(map(str, path.glob("*.safetensors")))) if held else torch.uint8
-    held = held if all(_whole_groups(division, name, experts) for name, experts in held.items()) else {}
+    files = sorted(map(str, path.glob("*.safetensors")))
+    form = form_of(described, files, group.device) if codes and described else None
+    held = coded_experts(whole, form) if form is not None else {}
+    if form is None or not all(_whole_groups(division, form, name, experts) for name, experts in held.items()):
+        form, held = None, {}
 
     def holds(model: Any, *_: Any) -> Any:
         _leave_media(model, group.place)
         _leave_other_stages(model, division, dtype)
         for name in held:
-            if (experts := _found(model, name)) is not None:
-                hold_rows(experts, scale)
+            if form is not None and (experts := _found(model, name)) is not None:
+                hold_rows(experts, form)
         _hold_places(model, division, group)
         return model
 
     def reads(model: Any, state: Any, files: Any, *more: Any, **named: Any) -> Any:
         with ExitStack() as opened:
-            tensors = open_files(files, described, dtype, opened, codes=bool(held)) if described else state
+            tensors = open_files(files, described, dtype, opened, form if held else None) if described else state
             return model_class._load_pretrained_model(model, tensors, files, *more, **named)
 
     own = {"maybe_distribute_model": staticmethod(holds), "_load_pretrained_model": staticmethod(reads)}
@@ -196,12 +198,12 @@ def _place_experts(model: Any, division: Division, group: Group, counts: Path | 
     return slots, balance(placed, loads, place.tensor) if not place.part else ""
 
 
-def _whole_groups(division: Division, name: str, experts: Any) -> bool:
+def _whole_groups(division: Division, form: Form, name: str, experts: Any) -> bool:
     """Whether each rank has whole groups of the columns that share a scale."""
     columns = columns_of(experts)
     cut = {own for own, _ in experts.named_parameters(recurse=False) if (each := division.cuts.get(f"{name}.{own}"))
            and each.dim == columns}  # fmt: skip
-    return all(getattr(experts, own).shape[columns] % (GROUP * division.place.tensor) == 0 for own in cut)
+    return all(getattr(experts, own).shape[columns] % (form.group * division.place.tensor) == 0 for own in cut)
 
 
 def _leave_media(model: Any, place: Place) -> None:

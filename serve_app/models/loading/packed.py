@@ -18,32 +18,61 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from serve_app.kernels.coded import GROUP, decode, group_bytes
+from serve_app.kernels import coded
+from serve_app.kernels.coded import Form, decode, to_rows
 from serve_app.models.loading.adapt import own_attention
-from serve_app.models.loading.folder import UnsupportedModel
+from serve_app.models.loading.folder import UnsupportedModel, packing_of
 from serve_app.models.mixtures.coded import coded_experts, hold_rows, takes_codes
 
 FLOAT4, FLOAT8, WHOLE4 = "mxfp4", "fp8", "compressed-tensors"
 FORMATS = (FLOAT4, FLOAT8, WHOLE4)
+_COLUMNS = coded.FLOAT4.group
 _SCALES = "_scale_inv"
 _BLOCKS, _EXPONENTS = "_blocks", "_scales"
 _PACKED, _FACTORS, _SHAPE = "_packed", "_scale", "_shape"
 _EXPERT = ".experts."
+_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_HALVES = {"BF16": torch.bfloat16, "F16": torch.float16}
 # Of activations, which stay as they are.
 _IGNORED = (".activation_scale", ".input_scale")
 
 
-def read_here(described: Any) -> bool:
+def read_here(config: dict[str, Any], device: torch.device) -> bool:
     """Whether one process, too, reads such weights by this module; others are transformers' own affair."""
+    described = packing_of(config)
     if not isinstance(described, dict):
         return False
     method = described.get("quant_method")
+    if method == FLOAT8:  # for the sake of experts, which transformers' kernels are not for
+        text = config.get("text_config") or config
+        return any((text.get(name) or 0) > 1 for name in _COUNTS) and takes_codes(device)
     return method == FLOAT4 or (method == WHOLE4 and not _other_than_whole4(described))
 
 
-def stays_coded(described: Any, device: torch.device) -> bool:
-    """Whether experts may stay in four bits."""
-    return read_here(described) and takes_codes(device)
+def form_of(described: dict[str, Any], files: list[str], device: torch.device) -> Form | None:
+    """The form of experts that stay in few bits; None where they are unpacked."""
+    method = described.get("quant_method")
+    if not takes_codes(device):
+        return None
+    if method == FLOAT4:
+        return coded.FLOAT4
+    if method == FLOAT8:
+        return coded.FLOAT8 if described.get("weight_block_size") == [128, 128] else None
+    return _form_of_whole4(files) if method == WHOLE4 else None
+
+
+def _form_of_whole4(files: list[str]) -> Form | None:
+    from safetensors import safe_open
+
+    for file in files:
+        with safe_open(file, framework="pt") as handle:
+            for name in handle.keys():  # noqa: SIM118
+                if name.endswith(_PACKED) and _EXPERT in name:
+                    scales = handle.get_slice(name.removesuffix(_PACKED) + _FACTORS)
+                    columns, groups = handle.get_slice(name).get_shape()[-1] * 8, scales.get_shape()[-1]
+                    dtype = _HALVES.get(scales.get_dtype())
+                    return coded.whole4(dtype) if dtype is not None and columns == groups * 32 else None
+    return None
 
 
 def load_packed(
@@ -55,12 +84,12 @@ def load_packed(
     config = plain_config(model_class, path)
 
     def reads(model: Any, state: Any, files: Any, *more: Any, **named: Any) -> Any:
-        held = coded_experts(model) if codes and stays_coded(described, device) else {}
-        scale = scale_dtype(described, files) if held else None
-        for experts in held.values():
-            hold_rows(experts, scale)
+        form = form_of(described, files, device) if codes else None
+        held = [] if form is None else [(experts, form) for experts in coded_experts(model, form).values()]
+        for experts, each in held:
+            hold_rows(experts, each)
         with ExitStack() as opened:
-            tensors = open_files(files, described, dtype, opened, codes=bool(held))
+            tensors = open_files(files, described, dtype, opened, form if held else None)
             return model_class._load_pretrained_model(model, tensors, files, *more, **named)
 
     reading: Any = type(model_class.__name__, (model_class,), {"_load_pretrained_model": staticmethod(reads)})
@@ -91,17 +120,13 @@ def plain_config(model_class: Any, path: Path) -> Any:
     return config if named is None or isinstance(config, named) else config.get_text_config()
 
 
-def format_of(described: Any, path: Path, device: torch.device) -> str:
+def format_of(described: Any, path: Path) -> str:
     """Of a ``quantization_config``. Raises :class:`UnsupportedModel` for one that can't be read in part."""
     method = described.get("quant_method") if isinstance(described, dict) else None
     if method not in FORMATS:
         raise UnsupportedModel(
             f"{path} holds weights packed as {method or 'something without a name'}, of which several ranks can't read "
             f"their parts; they can of {', '.join(FORMATS)}, and of plain weights"
-        )
-    if method == FLOAT8 and device.type != "cpu":
-        raise UnsupportedModel(
-            f"{path} holds weights in fp8, which several ranks read on CPUs alone, as bfloat16; use plain weights"
         )
     if method == WHOLE4 and (wrong := _other_than_whole4(described)):
         raise UnsupportedModel(
@@ -132,9 +157,9 @@ def _other_than_whole4(described: dict[str, Any]) -> str:
 
 
 def open_files(
-    files: list[str], described: dict[str, Any], dtype: torch.dtype, opened: ExitStack, *, codes: bool = False
+    files: list[str], described: dict[str, Any], dtype: torch.dtype, opened: ExitStack, form: Form | None = None
 ) -> dict[str, Any]:
-    """The tensors of a checkpoint by name, those that are packed as what they stand for in ``dtype``; with ``codes``
+    """The tensors of a checkpoint by name, those that are packed as what they stand for in ``dtype``; with a ``form``
     experts as rows of codes (:meth:`serve_app.kernels.coded.Coded.of_rows`).
     """
     from safetensors import safe_open
@@ -144,61 +169,47 @@ def open_files(
         handle = opened.enter_context(safe_open(file, framework="pt"))
         found |= {name: handle.get_slice(name) for name in handle.keys()}  # noqa: SIM118
     if described["quant_method"] == FLOAT4:
-        return _experts(found, dtype, codes)
+        return _experts(found, dtype, form)
     if described["quant_method"] == WHOLE4:
-        return _whole(found, dtype, codes)
-    return _scaled(found, described.get("weight_block_size"), dtype)
+        return _whole(found, dtype, form)
+    return _scaled(found, described.get("weight_block_size"), dtype, form)
 
 
-def scale_dtype(described: dict[str, Any], files: list[str]) -> torch.dtype:
-    """Of experts' scales. Raises :class:`UnsupportedModel` where groups are not of 32 columns."""
-    if described["quant_method"] == FLOAT4:
-        return torch.uint8
-    from safetensors import safe_open
-
-    for file in files:
-        with safe_open(file, framework="pt") as handle:
-            for name in handle.keys():  # noqa: SIM118
-                if name.endswith(_PACKED) and _EXPERT in name:
-                    scales = handle.get_slice(name.removesuffix(_PACKED) + _FACTORS)
-                    columns, groups = handle.get_slice(name).get_shape()[-1] * 8, scales.get_shape()[-1]
-                    if columns == groups * GROUP and scales.get_dtype() in ("BF16", "F16"):
-                        return torch.bfloat16 if scales.get_dtype() == "BF16" else torch.float16
-                    raise UnsupportedModel(f"{name} has {groups} scales of {scales.get_dtype()} for {columns} columns")
-    raise UnsupportedModel("no expert is packed")
-
-
-def _experts(tensors: dict[str, Any], dtype: torch.dtype, codes: bool) -> dict[str, Any]:
+def _experts(tensors: dict[str, Any], dtype: torch.dtype, form: Form | None) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, tensor in tensors.items():
         own = name.removesuffix(_BLOCKS)
         if own != name and own + _EXPONENTS in tensors:
             blocks, scales = tensor, tensors[own + _EXPONENTS]
-            found[own] = Float4Rows(blocks, scales) if codes else Float4Experts(blocks, scales, dtype)
+            found[own] = Float4Rows(blocks, scales, form) if form else Float4Experts(blocks, scales, dtype)
         elif name.removesuffix(_EXPONENTS) + _BLOCKS not in tensors:
             found[name] = tensor
     return found
 
 
-def _whole(tensors: dict[str, Any], dtype: torch.dtype, codes: bool) -> dict[str, Any]:
+def _whole(tensors: dict[str, Any], dtype: torch.dtype, form: Form | None) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, tensor in tensors.items():
         own = name.removesuffix(_PACKED)
         if own != name:
             if own + _FACTORS not in tensors:
                 raise UnsupportedModel(f"{name} has no {own}{_FACTORS}; fetch the weights again")
-            kind: Any = WholeRows if codes and _EXPERT in name else WholeGroups
-            found[own] = kind(name, tensor, tensors[own + _FACTORS], dtype)
+            scales = tensors[own + _FACTORS]
+            if form is not None and _EXPERT in name:
+                found[own] = WholeRows(tensor, scales, form)
+            else:
+                found[own] = WholeGroups(name, tensor, scales, dtype)
         elif not any(name.removesuffix(end) + _PACKED in tensors for end in (_FACTORS, _SHAPE) if name.endswith(end)):
             found[name] = tensor
     return found
 
 
-def _scaled(tensors: dict[str, Any], block: Any, dtype: torch.dtype) -> dict[str, Any]:
+def _scaled(tensors: dict[str, Any], block: Any, dtype: torch.dtype, form: Form | None) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, tensor in tensors.items():
         if name + _SCALES in tensors:
-            found[name] = ScaledBlocks(name, tensor, tensors[name + _SCALES], block, dtype)
+            blocks = ScaledBlocks(name, tensor, tensors[name + _SCALES], block, dtype)
+            found[name] = ScaledRows(blocks, form) if form is not None and _EXPERT in name else blocks
         elif tensor.get_dtype().startswith("F8"):
             raise UnsupportedModel(f"{name} is in fp8, and {name}{_SCALES} is not there; fetch the weights again")
         elif not name.endswith((_SCALES, *_IGNORED)):
@@ -225,8 +236,8 @@ class Float4Experts:
 
     def __getitem__(self, index: Any) -> Tensor:
         experts, columns, rows = _slices(index, self.get_shape())
-        groups = slice(columns.start // GROUP, -(-columns.stop // GROUP))
-        at = groups.start * GROUP
+        groups = slice(columns.start // _COLUMNS, -(-columns.stop // _COLUMNS))
+        at = groups.start * _COLUMNS
         sizes = [each.stop - each.start for each in (experts, columns, rows)]
         out = torch.empty(sizes, dtype=self.dtype)
         for place, expert in enumerate(range(experts.start, experts.stop)):  # unpacking takes ten times their memory
@@ -243,19 +254,19 @@ class Float4Rows:
 
     blocks: Any
     scales: Any
+    form: Form
 
     def get_shape(self) -> list[int]:
-        experts, n, groups, half = self.blocks.get_shape()
-        return [experts, groups * (half + 1), n]
+        experts, n, groups, _ = self.blocks.get_shape()
+        return [experts, groups * self.form.bytes, n]
 
     def get_dtype(self) -> str:
         return "U8"
 
     def __getitem__(self, index: Any) -> Tensor:
         experts, columns, rows = _slices(index, self.get_shape())
-        groups = _groups(columns, group_bytes(torch.uint8))
-        own = self.blocks[experts, rows, groups], self.scales[experts, rows, groups].unsqueeze(-1)
-        return torch.cat(own, -1).flatten(-2).transpose(1, 2)
+        groups = _groups(columns, self.form)
+        return to_rows(self.blocks[experts, rows, groups], self.scales[experts, rows, groups]).transpose(1, 2)
 
 
 @dataclass(slots=True, frozen=True)
@@ -290,24 +301,23 @@ class WholeGroups:
 class WholeRows:
     """The same as rows of codes, uint8 [n, k / 32 * 18]."""
 
-    name: str
     codes: Any
     scales: Any
-    dtype: torch.dtype
+    form: Form
 
     def get_shape(self) -> list[int]:
         n, groups = self.scales.get_shape()
-        return [n, groups * group_bytes(torch.bfloat16)]
+        return [n, groups * self.form.bytes]
 
     def get_dtype(self) -> str:
         return "U8"
 
     def __getitem__(self, index: Any) -> Tensor:
         rows, columns = _slices(index, self.get_shape())
-        groups = _groups(columns, group_bytes(torch.bfloat16))
-        codes = self.codes[rows, groups.start * GROUP // 8 : groups.stop * GROUP // 8].view(torch.uint8)
-        scales = self.scales[rows, groups].unsqueeze(-1).view(torch.uint8)
-        return torch.cat([codes.unflatten(-1, (-1, GROUP // 2)), scales], -1).flatten(-2)
+        groups = _groups(columns, self.form)
+        numbers = self.form.group // 8
+        codes = self.codes[rows, groups.start * numbers : groups.stop * numbers].view(torch.uint8)
+        return to_rows(codes.unflatten(-1, (-1, self.form.size)), self.scales[rows, groups])
 
 
 @dataclass(slots=True, frozen=True)
@@ -359,11 +369,35 @@ class ScaledBlocks:
         return [n // cells for n, cells in zip(shape[-2:], grid[-2:], strict=True)]
 
 
-def _groups(columns: slice, size: int) -> slice:
-    """Groups of ``size`` bytes."""
-    if columns.start % size or columns.stop % size:
-        raise ValueError(f"bytes {columns.start} to {columns.stop} are no whole groups of {size}")
-    return slice(columns.start // size, columns.stop // size)
+@dataclass(slots=True, frozen=True)
+class ScaledRows:
+    """The same as rows of codes, uint8 [..., n, k / 128 * 132]."""
+
+    blocks: ScaledBlocks
+    form: Form
+
+    def get_shape(self) -> list[int]:
+        *more, k = self.blocks.get_shape()
+        return [*more, k // self.form.group * self.form.bytes]
+
+    def get_dtype(self) -> str:
+        return "U8"
+
+    def __getitem__(self, index: Any) -> Tensor:
+        *outer, rows, columns = _slices(index, self.get_shape())
+        groups, size = _groups(columns, self.form), self.form.group
+        codes = self.blocks.codes[(*outer, rows, slice(groups.start * size, groups.stop * size))].view(torch.uint8)
+        cells = slice(rows.start // size, -(-rows.stop // size))
+        scales = self.blocks.scales[(*outer, cells, groups)].float().repeat_interleave(size, -2)
+        scales = scales.narrow(-2, rows.start % size, rows.stop - rows.start)
+        return to_rows(codes.unflatten(-1, (-1, size)), scales)
+
+
+def _groups(columns: slice, form: Form) -> slice:
+    """Groups that bytes of rows are."""
+    if columns.start % form.bytes or columns.stop % form.bytes:
+        raise ValueError(f"bytes {columns.start} to {columns.stop} are no whole groups of {form.bytes}")
+    return slice(columns.start // form.bytes, columns.stop // form.bytes)
 
 
 def _slices(index: Any, shape: list[int]) -> list[slice]:

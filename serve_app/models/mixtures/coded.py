@@ -1,4 +1,4 @@
-"""Experts that stay in the four bits of their checkpoint, and compute on codes.
+"""Experts that stay in the few bits of their checkpoint, and compute on codes.
 
 While transformers' loader reads them each weight is one parameter of bytes, in whose place it converts, joins and cuts
 as it would numbers; then codes and scales are taken apart (:class:`serve_app.kernels.coded.Coded`).
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from serve_app.kernels.coded import GROUP, Coded, group_bytes
+from serve_app.kernels.coded import Coded, Form
 from serve_app.kernels.experts import Experts
 from serve_app.models.mixtures.routed import NotRouted, gate_of
 
@@ -19,9 +19,9 @@ NAME = "serve_app_coded_experts"
 _WEIGHTS = ("gate_up_proj", "down_proj")
 
 
-def coded_experts(model: nn.Module) -> dict[str, Any]:
-    """The modules of experts that can compute on codes, by name; none unless all of the model's can. ``model`` may be
-    without memory.
+def coded_experts(model: nn.Module, form: Form) -> dict[str, Any]:
+    """The modules of experts that can compute on codes of that form, by name; none unless all of the model's can.
+    ``model`` may be without memory.
     """
     found = {}
     for name, module in model.named_modules():
@@ -30,7 +30,7 @@ def coded_experts(model: nn.Module) -> dict[str, Any]:
         experts: Any = module
         weights = [getattr(experts, own, None) for own in _WEIGHTS]
         known = hasattr(experts, "_apply_gate") and not getattr(experts, "has_post_expert_norm", True)
-        if not known or not experts.has_gate or any(not _fits(w, experts.is_transposed) for w in weights):
+        if not known or not experts.has_gate or any(not _fits(w, columns_of(experts), form) for w in weights):
             return {}
         try:
             gate_of(experts)
@@ -40,13 +40,13 @@ def coded_experts(model: nn.Module) -> dict[str, Any]:
     return found
 
 
-def hold_rows(experts: Any, scale: torch.dtype) -> None:
-    """Makes each weight bytes, in which a group of 32 columns is its codes and its scale of that dtype."""
-    experts.scale_dtype = scale
+def hold_rows(experts: Any, form: Form) -> None:
+    """Makes each weight bytes, in which a group of columns is its codes and its scale."""
+    experts.form = form
     for name in _WEIGHTS:
         weight = getattr(experts, name)
         shape, dim = list(weight.shape), columns_of(experts)
-        shape[dim] = shape[dim] // GROUP * group_bytes(scale)
+        shape[dim] = shape[dim] // form.group * form.bytes
         held = torch.empty(shape, dtype=torch.uint8, device=weight.device)
         setattr(experts, name, nn.Parameter(held, requires_grad=False))
 
@@ -58,7 +58,7 @@ def columns_of(experts: Any) -> int:
 
 def take_codes(model: nn.Module, dtype: torch.dtype) -> int:
     """Makes codes of what :func:`hold_rows` has had read, once it lies where it stays; returns of how many experts."""
-    found = [module for module in model.modules() if hasattr(module, "scale_dtype")]
+    found = [module for module in model.modules() if isinstance(getattr(module, "form", None), Form)]
     return sum(_take_codes(module, dtype) for module in found)
 
 
@@ -68,7 +68,7 @@ def _take_codes(experts: Any, dtype: torch.dtype) -> int:
     def coded(name: str) -> Coded:
         rows = getattr(experts, name).detach()
         rows = rows.transpose(1, 2) if experts.is_transposed else rows
-        found = Coded.of_rows(rows, experts.scale_dtype, dtype)
+        found = Coded.of_rows(rows, experts.form, dtype)
         setattr(experts, name, None)
         return found
 
@@ -110,7 +110,5 @@ def _is_experts(module: Any) -> bool:
     return any(isinstance(w := getattr(module, name, None), nn.Parameter) and w.ndim == 3 for name in _WEIGHTS)
 
 
-def _fits(weight: Any, transposed: bool) -> bool:
-    if not isinstance(weight, nn.Parameter) or weight.ndim != 3:
-        return False
-    return weight.shape[1 if transposed else 2] % GROUP == 0
+def _fits(weight: Any, dim: int, form: Form) -> bool:
+    return isinstance(weight, nn.Parameter) and weight.ndim == 3 and weight.shape[dim] % form.group == 0

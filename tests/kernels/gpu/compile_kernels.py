@@ -75,20 +75,20 @@ def few(most: int, tile: few_rows.Tile) -> None:
 
 def mixture(rows: int, dtype: str = "bf16", turned: bool = False, kind: int = experts.PLAIN) -> None:
     """Both products of Qwen3-30B-A3B's experts; ``turned``: as gpt-oss's weights lie, with biases and limits; ``kind``:
-    in four bits."""
+    in fewer bits."""
     tile, direct = experts.choose_tile(rows, 8, 128, 4 if dtype == "fp32" else 2)
     kinds = dict.fromkeys(("x", "gate", "up", "gate_bias", "up_bias", "inner", "down", "bias", "each"), f"*{dtype}")
     kinds |= dict.fromkeys(("index", "order", "starts", "firsts"), "*i64")
     if kind:
         kinds |= dict.fromkeys(("gate", "up", "down"), "*u8")
-    scale = "*u8" if kind == experts.FLOAT4 else "*bf16"
+    scale = {experts.FLOAT4: "*u8", experts.FLOAT8: "*fp32"}.get(kind, "*bf16")
     kinds |= dict.fromkeys(("gate_scales", "up_scales", "scales"), scale)
     constants = dict(BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, CHOICES=8, CHOICES_PADDED=8, EXPERTS=128,
                      EXPERTS_PADDED=128, DIRECT=direct, WIDE=False, BIASED=turned, KIND=kind,
-                     GROUP=experts.GROUP)  # fmt: skip
+                     GROUP=128 if kind == experts.FLOAT8 else 32)  # fmt: skip
     constants["of_output" if turned and not kind else "of_input"] = 1
     options = dict(num_warps=tile.warps, num_stages=tile.stages)
-    name = f"experts {dtype} {rows}{' turned' if turned else ''}{f' in four bits {kind}' if kind else ''}"
+    name = f"experts {dtype} {rows}{' turned' if turned else ''}{f' in codes {kind}' if kind else ''}"
     build(f"down {name}", experts._down, kinds, constants, **options)
     if turned and not kind:
         del constants["of_output"]  # gates and ups in turn
@@ -101,7 +101,7 @@ def main() -> None:
     if not FEW:
         for rows in (64, 200, 512, 8192):
             mixture(rows)
-        for kind in (experts.FLOAT4, experts.WHOLE4):
+        for kind in (experts.FLOAT4, experts.WHOLE4, experts.FLOAT8):
             for rows in (1, 64, 200, 8192):
                 mixture(rows, turned=kind == experts.FLOAT4, kind=kind)
         mixture(4, turned=True)
