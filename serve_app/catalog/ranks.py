@@ -76,6 +76,6 @@ def check_room(record: ModelRecord, profile: Profile, gpus: Sequence[float], sou
 def _obstacle(record: ModelRecord, name: str, stage: Stage) -> str:
     if name not in ENGINES:
         return f"{name} stage"
-    if record.quantization == "fp8":
-        return f"quantization {record.quantization}"
+    if record.quantization == "fp8" and stage.pipeline_parallel > 1:
+        return f"quantization {record.quantization} in stages"
     return ""

@@ -130,7 +130,7 @@ def load_causal_lm(
         # What adapters are for, and what is rounded, are numbers.
         codes = not adapters and quantization == "none"
         if group is not None:
-            refuse_divided(family=config.get("model_type", ""), plug=plug, quantization=quantization)
+            refuse_divided(family=config.get("model_type", ""), plug=plug)
             part = load_part(
                 model_class, path, dtype=wanted, group=group, quantization=quantization, counts=counts, codes=codes
             )

@@ -50,7 +50,7 @@ def test_ranks_are_a_stage_s_own():
         (record("local", tensor_parallel=2, expert_copies=1), "leave expert_copies out"),
         (record(**{**GPUS, "num_gpus": 0.5}), "one GPU or none, and not 0.5"),
         (record(tensor_parallel=2, num_gpus=1), "does not measure its cache yet"),
-        (record(**GPUS, other={"quantization": "fp8"}), "has no quantization fp8"),
+        (record(**GPUS, pipeline_parallel=2, other={"quantization": "fp8"}), "has no quantization fp8 in stages"),
     ],
 )
 def test_what_several_ranks_can_not_do_is_refused_by_name(found, said):

@@ -151,11 +151,10 @@ def test_columns_that_are_rounded_together_stay_together(model, config, place, s
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"quantization": "fp8"}, "quantization: fp8 and several ranks"),
         ({"plug": lambda place, linear: linear}, "plugged linears"),
         ({"family": "mllama"}, "mllama's layers that attend to pictures and several ranks"),
     ],
 )
 def test_features_that_are_not_divided_yet_are_refused(asked, said):
     with pytest.raises(UnsupportedModel, match=said):
-        refuse_divided(**{"family": "llama", "plug": None, "quantization": "none"} | asked)
+        refuse_divided(**{"family": "llama", "plug": None} | asked)

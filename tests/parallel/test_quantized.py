@@ -78,3 +78,21 @@ def test_codes_are_multiplied_as_they_are(tmp_path, one_thread, case, bits):
         got = probe(found.model, found.model.forward)
         # A rounding may choose another expert.
         assert difference(got, want) < max(0.02, (1.0 if family == "mixtral" else 0.6) * cost)
+
+
+@pytest.mark.parametrize("tensor", some([2, 4], 2))
+def test_in_float8_ranks_are_as_close_to_the_model_as_one_process_is(tmp_path, one_thread, tensor):
+    """Where ranks divide a linear's inputs each rounds its part, with scales of its own for rows and outputs, which are
+    finer than those of one process.
+    """
+    path = write(tmp_path, "llama")
+    exact = tiny.load(path, dtype="float32")
+    truth = probe(exact, exact.forward)
+    alone = load_causal_lm(path, dtype="float32", quantization="fp8")
+    error = difference(probe(alone, alone.forward), truth)
+    with divided(path, tensor, quantization="fp8", dtype="float32") as found:
+        assert found.model.report["fused_decoder"].startswith("fused layers in float8")
+        assert 0.3 * error < difference(probe(found.model, found.model.forward), truth) < 1.1 * error
+        # In chunks, and preempted.
+        wanted = generate(tiny.make_engine(found.model, num_blocks=100), prompts(4))
+        assert generate(tiny.make_engine(found.model, num_blocks=6, max_batch_tokens=23), prompts(4)) == wanted

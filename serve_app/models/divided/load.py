@@ -41,6 +41,7 @@ from serve_app.models.loading.folder import UnsupportedModel, packing_of, read_c
 from serve_app.models.loading.observe import SeenLayer
 from serve_app.models.loading.packed import form_of, format_of, open_files, plain_config
 from serve_app.models.mixtures.coded import coded_experts, columns_of, hold_rows
+from serve_app.models.quantization import BITS
 from serve_app.parallel.cache import first_head
 from serve_app.parallel.dispatch import LOOPBACK, NVLINK
 from serve_app.parallel.experts import read_loads
@@ -92,10 +93,9 @@ class PartOfModel:
         return tuple(found)
 
 
-def refuse_divided(*, family: str, plug: Plug | None, quantization: str) -> None:
+def refuse_divided(*, family: str, plug: Plug | None) -> None:
     """Raises :class:`UnsupportedModel` for what a model of ``family`` on several ranks can't do yet."""
     wanted = {
-        f"quantization: {quantization}": quantization == "fp8",
         "plugged linears": plug is not None,
         f"{family}'s layers that attend to pictures": family in CROSSING,
     }
@@ -131,7 +131,7 @@ def load_part(
         wire = LOOPBACK if group.device.type == "cpu" else NVLINK
         least = dispatch_from(whole, group.place, dtype.itemsize, wire)
     division = divide(whole, group.place, least)
-    if quantization != "none":
+    if quantization in BITS:
         keep_groups(whole, division)
 
     files = sorted(map(str, path.glob("*.safetensors")))
