@@ -14,6 +14,7 @@ import torch
 from serve_app.engine.kv_cache import KVShape
 from serve_app.engine.rules import Rules
 from serve_app.engine.runner import Forward
+from serve_app.kernels.gpu.backend import takes_latents
 from serve_app.models import attention
 from serve_app.models.adapters import AdapterBank, bank_plug
 from serve_app.models.divided.adapters import part_bank
@@ -156,7 +157,7 @@ def load_causal_lm(
             if part.shares.least:
                 report["expert_dispatch"] = f"rows of steps from {part.shares.least} on"
         # Adapters of a latent's expansion have no place once it is part of queries and outputs.
-        latents = verdict.latents and device == "cpu" and not adapters and quantization == "none"
+        latents = verdict.latents and not adapters and quantization == "none" and takes_latents(torch.device(device))
         prepared = prepare(module, torch.device(device), latents=latents)
         if part is not None:
             prepared.vocab_size = part.division.vocab

@@ -15,8 +15,6 @@ COMPACT_BYTES = 1.5 + 4 / (16 * PANEL) + 4 / 3000
 GROUP = 64
 _QUANTIZED = {"int8": 1 + 2 / GROUP, "int4": 0.5 + 4 / GROUP}
 _LINEARS = ("experts", "shared experts", "latent projections", "head", "attention", "mlp", "routers")
-# Models whose latents lie in a worker's cache; of other models with latents every head's keys and values do.
-LATENT = {"deepseek_v2", "deepseek_v3", "kimi_linear"}
 _ITEMS = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 

@@ -14,7 +14,7 @@ from serve_app.models.loading.folder import packing_of
 from serve_app.planning.cache import layer_caches
 from serve_app.planning.described import Cuts, cuts_of, describe, encoded, full_config, states
 from serve_app.planning.formats import read_format
-from serve_app.planning.held import LATENT, Held, as_held
+from serve_app.planning.held import Held, as_held
 from serve_app.planning.model import Model, build
 from serve_app.planning.ranks import WHOLE
 from serve_app.planning.tensors import NoTensors, Tensor, from_headers, read_headers
@@ -63,9 +63,9 @@ def plan_model(
     dtype = held.dtype if held is not None else "bfloat16"
     needs = states(config, full, dtype)
     cuts = cuts_of(config, full, dtype) if needs is not None else Cuts()
-    latent = True
+    # With linears that are rounded every head's keys and values lie in the cache.
+    latent = held is None or held.quantization == "none"
     if held is not None:
-        latent = full.get_text_config().model_type in LATENT and held.quantization == "none"
         tensors = as_held(tensors, held, routers=needs is None)
     caches = layer_caches(full, item, latent=latent, states=needs.states if needs is not None else None)
     if needs is not None:

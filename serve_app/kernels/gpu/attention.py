@@ -9,6 +9,9 @@ All query heads of a KV head share each key that is read. Where tiles are too fe
 the keys of a tile are split over several programs and a second kernel joins what they found ("flash decoding").
 Decodes and prompts in one batch are two launches. Lengths are read on the device only, so that a launch can be captured
 in a CUDA graph and replayed on other lengths.
+
+A latent (:mod:`serve_app.models.latent`) is one head's key and value in one, wide, and read by all query heads: these
+are shared out among programs, which read the same.
 """
 
 from __future__ import annotations
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
 
 PAGE = tl.constexpr(32)  # tokens per KV block
 LOG2E = tl.constexpr(1.4426950408889634)
+# Query heads of a latent that one program has: more would not fit its registers.
+LATENT_GROUP = 16
 
 
 def paged_attention(
@@ -48,11 +53,21 @@ def paged_attention(
     """
     if q.stride(2) != 1:
         q = q.contiguous()
+    if len(kv_layer) == 1:
+        kv_layer = _shared(kv_layer, q.shape[1])
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     whole = BatchSlice(0, len(batch.seq_lens), 0, len(q), batch.max_query_len)
     for part in [whole] if launch is not None else whole.divided(batch.decodes):
         _run(part, launch or _plan(part, q, kv_layer, batch), q, kv_layer, batch, out, scale, window, softcap, sinks)
     return out
+
+
+def _shared(kv_layer: Tensor, q_heads: int) -> Tensor:
+    """A cache of latents, [1, blocks, 1, 32, D], as keys and values in the same place, of so many heads in the same
+    place that each has at most 16 queries.
+    """
+    heads = next(n for n in range(1, q_heads + 1) if q_heads % n == 0 and q_heads // n <= LATENT_GROUP)
+    return kv_layer.expand(2, -1, heads, -1, -1)
 
 
 def _plan(part: BatchSlice, q: Tensor, kv_layer: Tensor, batch: AttentionBatch) -> Launch:
@@ -89,7 +104,7 @@ def _run(
     shape = (part.tokens, q_heads, splits)
     partial = out if splits == 1 else torch.empty((*shape, dim), dtype=torch.float32, device=q.device)
     stats = out if splits == 1 else torch.empty((*shape, 2), dtype=torch.float32, device=q.device)
-    meta = _head_constants(q_heads, kv_heads, dim)
+    meta = _head_constants(q_heads, kv_heads, dim, latent=kv_layer.stride(0) == 0)
     # Counted from a token in the midst of a tile, the last request's may end one tile later.
     tiles = launch.tiles + (part.first_token > 0)
     _attend[(tiles, kv_heads, splits)](
@@ -106,17 +121,23 @@ def _run(
     if splits > 1:
         _join[(part.tokens, q_heads)](
             partial, stats, out, out if sinks is None else sinks, part.first_token,
-            HEADS=q_heads, DIM=dim, DIM_PADDED=meta["DIM_PADDED"], SPLITS=splits, SINKS=sinks is not None, num_warps=4,
+            HEADS=q_heads, DIM=dim, DIM_PADDED=max(16, next_power_of_2(dim)),
+            SPLITS=splits, SINKS=sinks is not None, num_warps=4,
         )  # fmt: skip
 
 
 @functools.cache
-def _head_constants(q_heads: int, kv_heads: int, dim: int) -> dict[str, int]:
+def _head_constants(q_heads: int, kv_heads: int, dim: int, *, latent: bool = False) -> dict[str, int]:
+    """A latent is wide, and a little more than a power of two: what is more is a piece of its own."""
+    padded = max(16, next_power_of_2(dim))
+    rest = dim - padded // 2 if latent and dim < padded and padded >= 32 else 0
     return {
         "HEADS": q_heads,
         "GROUP": q_heads // kv_heads,
         "DIM": dim,
-        "DIM_PADDED": max(16, next_power_of_2(dim)),
+        "DIM_PADDED": padded // 2 if rest else padded,
+        "REST": rest,
+        "REST_PADDED": max(16, next_power_of_2(rest)) if rest else 16,
     }
 
 
@@ -127,7 +148,8 @@ def _attend(
     scale, softcap, first_request, requests, first_token,
     q_token, q_head, kv_plane, kv_block, kv_head_stride, table_row,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
+    REST: tl.constexpr, REST_PADDED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    WINDOW: tl.constexpr, CAPPED: tl.constexpr,
     SINKS: tl.constexpr, DECODE: tl.constexpr, SPLITS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
@@ -172,6 +194,15 @@ def _attend(
     )
     if WIDE:
         tile_q = tile_q.to(tl.float32)
+    rest_column = DIM_PADDED + tl.arange(0, REST_PADDED)
+    rest_inside = rest_column < DIM
+    rest_q = tile_q
+    if REST:
+        rest_q = tl.load(
+            q + rows[:, None] * q_token + head[:, None] * q_head + rest_column[None, :],
+            mask=live[:, None] & rest_inside[None, :],
+            other=0.0,
+        ).to(tile_q.dtype)
 
     # Keys that any query of the tile sees, in whole tiles, and this program's share of them.
     end = before + tl.minimum(first + TOKENS, queries)
@@ -188,6 +219,7 @@ def _attend(
         best = tl.load(sinks + head, mask=live, other=0.0).to(tl.float32) * LOG2E
         total = total + 1.0
     acc = tl.zeros([BLOCK_M, DIM_PADDED], tl.float32)
+    rest = tl.zeros([BLOCK_M, REST_PADDED], tl.float32)
     table = tables + request.to(tl.int64) * table_row
     kv += kv_head * kv_head_stride
     # Whole tiles of keys that every query of the tile sees need no masks: a prompt behind 8,192 tokens was 1.2 times as
@@ -195,36 +227,50 @@ def _attend(
     plain = start
     if WINDOW == 0 and BLOCK_M >= 128:
         plain = tl.maximum(start, tl.minimum(stop, (before + first + 1) // BLOCK_N * BLOCK_N))
-        acc, total, best = _walk(
-            acc, total, best, tile_q, kv, table, start, plain, end, position, scale, softcap, kv_plane, kv_block,
-            DIM=DIM, DIM_PADDED=DIM_PADDED, BLOCK_N=BLOCK_N, WINDOW=WINDOW, CAPPED=CAPPED, MASKED=False,
+        acc, rest, total, best = _walk(
+            acc, rest, total, best, tile_q, rest_q,
+            kv, table, start, plain, end, position, scale, softcap, kv_plane, kv_block,
+            DIM=DIM, DIM_PADDED=DIM_PADDED, REST=REST, REST_PADDED=REST_PADDED,
+            BLOCK_N=BLOCK_N, WINDOW=WINDOW, CAPPED=CAPPED, MASKED=False,
         )  # fmt: skip
-    acc, total, best = _walk(
-        acc, total, best, tile_q, kv, table, plain, stop, end, position, scale, softcap, kv_plane, kv_block,
-        DIM=DIM, DIM_PADDED=DIM_PADDED, BLOCK_N=BLOCK_N, WINDOW=WINDOW, CAPPED=CAPPED, MASKED=True,
+    acc, rest, total, best = _walk(
+        acc, rest, total, best, tile_q, rest_q,
+        kv, table, plain, stop, end, position, scale, softcap, kv_plane, kv_block,
+        DIM=DIM, DIM_PADDED=DIM_PADDED, REST=REST, REST_PADDED=REST_PADDED,
+        BLOCK_N=BLOCK_N, WINDOW=WINDOW, CAPPED=CAPPED, MASKED=True,
     )  # fmt: skip
 
     place = rows * HEADS + head
     wanted = live[:, None] & inside[None, :]
     if SPLITS == 1:
-        acc = acc / tl.where(total > 0, total, 1.0)[:, None]
-        tl.store(out + place[:, None] * DIM + column[None, :], acc.to(out.dtype.element_ty), mask=wanted)
+        divisor = tl.where(total > 0, total, 1.0)[:, None]
+        tl.store(out + place[:, None] * DIM + column[None, :], (acc / divisor).to(out.dtype.element_ty), mask=wanted)
+        if REST:
+            found = (rest / divisor).to(out.dtype.element_ty)
+            tl.store(
+                out + place[:, None] * DIM + rest_column[None, :], found, mask=live[:, None] & rest_inside[None, :]
+            )
     else:
         place = (place - first_token * HEADS) * SPLITS + split
         tl.store(partial + place[:, None] * DIM + column[None, :], acc, mask=wanted)
+        if REST:
+            tl.store(
+                partial + place[:, None] * DIM + rest_column[None, :], rest, mask=live[:, None] & rest_inside[None, :]
+            )
         tl.store(stats + place * 2, best, mask=live)
         tl.store(stats + place * 2 + 1, total, mask=live)
 
 
 @triton.jit
 def _walk(
-    acc, total, best, tile_q, kv, table, start, stop, end, position, scale, softcap, kv_plane, kv_block,
-    DIM: tl.constexpr, DIM_PADDED: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
-    MASKED: tl.constexpr,
+    acc, rest, total, best, tile_q, rest_q, kv, table, start, stop, end, position, scale, softcap, kv_plane, kv_block,
+    DIM: tl.constexpr, DIM_PADDED: tl.constexpr, REST: tl.constexpr, REST_PADDED: tl.constexpr,
+    BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Takes in the keys from ``start`` to ``stop``, of which those before ``end`` exist; ``kv``: of the KV head."""
     column = tl.arange(0, DIM_PADDED)
     inside = column < DIM
+    more = DIM_PADDED + tl.arange(0, REST_PADDED)
     for base in range(start, stop, BLOCK_N):
         key = base + tl.arange(0, BLOCK_N)
         exists = key < end
@@ -234,12 +280,16 @@ def _walk(
         of_values = kv + kv_plane + where[:, None] + column[None, :]
         if MASKED:
             keys = tl.load(of_keys, mask=exists[None, :] & inside[:, None], other=0.0)
-        elif DIM == DIM_PADDED:
+        elif DIM_PADDED <= DIM:
             keys = tl.load(of_keys)
         else:
             keys = tl.load(of_keys, mask=inside[:, None], other=0.0)
         keys = keys.to(tile_q.dtype)
         score = tl.dot(tile_q, keys, input_precision="ieee")
+        if REST:
+            pieces = kv + where[None, :] + more[:, None]
+            keys = tl.load(pieces, mask=exists[None, :] & (more < DIM)[:, None], other=0.0).to(tile_q.dtype)
+            score = tl.dot(rest_q, keys, score, input_precision="ieee")
         if CAPPED:
             # tanh(x) = 1 - 2 / (1 + exp(2 x)), which saturates where exp overflows.
             score = softcap * (1.0 - 2.0 / (1.0 + tl.exp2(score * (scale * 2.0 * LOG2E / softcap)))) * LOG2E
@@ -260,15 +310,19 @@ def _walk(
         total = total * kept + tl.sum(weight, 1)
         if MASKED:
             values = tl.load(of_values, mask=exists[:, None] & inside[None, :], other=0.0)
-        elif DIM == DIM_PADDED:
+        elif DIM_PADDED <= DIM:
             values = tl.load(of_values)
         else:
             values = tl.load(of_values, mask=inside[None, :], other=0.0)
         values = values.to(tile_q.dtype)
         acc = acc * kept[:, None]
         acc = tl.dot(weight.to(values.dtype), values, acc, input_precision="ieee")
+        if REST:
+            pieces = kv + kv_plane + where[:, None] + more[None, :]
+            values = tl.load(pieces, mask=exists[:, None] & (more < DIM)[None, :], other=0.0).to(tile_q.dtype)
+            rest = tl.dot(weight.to(values.dtype), values, rest * kept[:, None], input_precision="ieee")
         best = highest
-    return acc, total, best
+    return acc, rest, total, best
 
 
 @triton.jit(do_not_specialize=["first_token"])

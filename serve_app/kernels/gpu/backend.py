@@ -29,6 +29,22 @@ def describe(device: torch.device) -> tuple[str, str]:
 
 
 @functools.cache
+def takes_latents(device: torch.device) -> bool:
+    """Whether attention on ``device`` can run over latents; models that have some keep heads' keys and values else."""
+    found = operators(device)
+    if found is TORCH or device.type != "cuda":
+        return True
+    from serve_app.kernels.gpu.selftest import check_latents
+
+    try:
+        check_latents(found, torch.bfloat16, device)
+    except Exception as error:  # those of kernels and compilers have no base in common
+        log.warning("attention over latents is not used, which take several times the memory as keys: %s", error)
+        return False
+    return True
+
+
+@functools.cache
 def _checked(device: torch.device) -> tuple[Operators, str]:
     wanted = os.environ.get("SERVE_APP_KERNELS")
     if wanted == "triton" and os.environ.get("TRITON_INTERPRET") == "1":

@@ -73,6 +73,19 @@ def check_attention(found: Operators, dtype: torch.dtype, device: torch.device) 
     return worst
 
 
+def check_latents(found: Operators, dtype: torch.dtype, device: torch.device) -> float:
+    """Latents of DeepSeek's size, which are keys and values in one."""
+    worst = 0.0
+    for seed, (queries, contexts) in enumerate([([1, 1, 1], [300, 0, 33]), ([40, 1, 3], [9, 64, 31])]):
+        batch = random_batch(queries, contexts, 20, 1, 576, dtype, seed)
+        latents = batch.kv_layer[:1]
+        moved = move(batch, device)
+        got = found.attention(moved.q, latents.to(device), moved, scale=0.05)
+        want = TORCH.attention(batch.q, latents, batch, scale=0.05)
+        worst = max(worst, _compare("attention over latents", got.cpu(), want))
+    return worst
+
+
 def check_fused(found: Operators, dtype: torch.dtype, device: torch.device) -> float:
     """The operators between the matrix products, with and without the optional parts."""
     worst = 0.0

@@ -40,17 +40,18 @@ def build(name: str, kernel, pointers: dict[str, str], constants: dict[str, obje
                       "spills": ".local" in ptx}))  # fmt: skip
 
 
-def attend(dtype: str, cache: str, longest: int, group: int, dim: int) -> None:
-    padded = max(16, 1 << (dim - 1).bit_length())
+def attend(dtype: str, cache: str, longest: int, group: int, dim: int, *, latent: bool = False) -> None:
     kinds = dict(q=f"*{dtype}", kv=f"*{cache}", query_start="*i32", seq_lens="*i32", tables="*i32", out=f"*{dtype}",
                  partial="*fp32", stats="*fp32", sinks="*fp32")  # fmt: skip
     launch = plan.plan_launch(
         requests=4, tokens=4 * longest, max_query_len=longest, max_seq_len=4096, group=group, kv_heads=8, dim=dim,
         item_bytes=4 if dtype == "fp32" else 2, units=132, shared=(227 if CAPABILITY >= 90 else 99) << 10,
     )  # fmt: skip
-    constants = dict(HEADS=8 * group, GROUP=group, DIM=dim, DIM_PADDED=padded, BLOCK_M=launch.block_m,
+    constants = dict(attention._head_constants(8 * group, 8, dim, latent=latent), BLOCK_M=launch.block_m,
                      BLOCK_N=launch.block_n, WINDOW=0, CAPPED=False, SINKS=False, DECODE=longest == 1,
                      SPLITS=launch.splits, WIDE=False)  # fmt: skip
+    if latent:  # keys and values of all heads in one place
+        constants |= dict(kv_plane=0, kv_head_stride=0)
     name = f"attend {dtype} {cache} {longest} {dim}"
     build(name, attention._attend, kinds, constants, num_warps=launch.warps, num_stages=launch.stages)
 
@@ -116,6 +117,9 @@ def main() -> None:
         for shape in ((512, 2, 256), (512, 1, 64), (3, 7, 80), (512, 2, 512)):
             attend("bf16", "bf16", *shape)
         attend("fp32", "fp32", 512, 2, 256)
+        for longest, group in ((1, 8), (1, 16), (512, 10), (512, 16)):
+            attend("bf16", "bf16", longest, group, 576, latent=True)
+        attend("bf16", "fp8e4nv", 1, 16, 576, latent=True) if CAPABILITY >= 89 else None
     beside_attention("bf16")
     constants = dict(HEADS=32, DIM=128, DIM_PADDED=128, SPLITS=8, SINKS=True)
     build("join", attention._join, dict(partial="*fp32", stats="*fp32", out="*bf16", sinks="*fp32"), constants)

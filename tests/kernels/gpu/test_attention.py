@@ -62,6 +62,31 @@ def test_equals_the_naive_reference_in_one_pass(name: str, device: torch.device)
     compare(name, torch.float32, device, splits=1)
 
 
+@pytest.mark.parametrize("heads", some([5, 20, 48], 20))
+@pytest.mark.parametrize(
+    ("dim", "splits"), some([(24, 1), (24, 4), (40, 1), (64, 4), (576, 1), (576, 2)], (40, 1), (24, 4), names=2)
+)
+def test_latents_are_keys_and_values_in_one(heads: int, dim: int, splits: int, device: torch.device) -> None:
+    """Of all heads; those of one and a half powers of two, and of one."""
+    from serve_app.kernels.gpu import attention, plan
+
+    for queries, contexts in (([1, 1, 1], [70, 0, 33]), ([21, 1, 5], [31, 64, 0])):
+        b = random_batch(queries, contexts, heads, 1, dim, torch.float32, 0)
+        latents = b.kv_layer[:1].clone()
+        b.kv_layer[1] = latents[0]
+        want = naive_attention(b, dim**-0.5, None, None, None)
+        moved = move(b, device)
+        group = heads // attention._shared(latents, heads).shape[2]
+        assert group <= 16
+        launch = plan.plan_launch(
+            requests=3, tokens=len(b.q), max_query_len=b.max_query_len, max_seq_len=b.max_seq_len, group=group,
+            kv_heads=heads // group, dim=dim, item_bytes=4, units=1, shared=99 << 10,
+        )  # fmt: skip
+        launch = dataclasses.replace(launch, splits=splits)
+        got = attention.paged_attention(moved.q, latents.to(device), moved, scale=dim**-0.5, launch=launch).cpu()
+        torch.testing.assert_close(got.double(), want, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("block_m", "block_n"), [pytest.param(16, 16, marks=pytest.mark.slow), (32, 128)])
 def test_tiles_are_independent_of_the_cache_blocks(block_m: int, block_n: int, device: torch.device) -> None:
