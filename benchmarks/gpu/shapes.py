@@ -29,6 +29,22 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
     }),
+    # Eight of the 36 layers of gpt-oss-120b, experts in MXFP4.
+    "gpt-oss-8l": ("GptOss", {
+        "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 8, "num_attention_heads": 64,
+        "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 201088, "max_position_embeddings": 16384,
+        "num_local_experts": 128, "num_experts_per_tok": 4, "sliding_window": 128,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 150000.0},
+    }),
+    # Eight layers with the latent attention and the experts of GLM-4.7-Flash.
+    "deepseek-8l": ("DeepseekV3", {
+        "hidden_size": 2048, "intermediate_size": 10240, "num_hidden_layers": 8, "num_attention_heads": 20,
+        "num_key_value_heads": 20, "vocab_size": 154880, "max_position_embeddings": 16384, "n_routed_experts": 64,
+        "num_experts_per_tok": 4, "n_shared_experts": 1, "moe_intermediate_size": 1536, "first_k_dense_replace": 1,
+        "n_group": 1, "topk_group": 1, "kv_lora_rank": 512, "q_lora_rank": 768, "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 192, "v_head_dim": 256,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+    }),
     "tiny": ("Llama", {
         **_LLAMA, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 4096,
@@ -38,7 +54,21 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 
 def experts_of(config: dict[str, Any]) -> int:
     """Experts of a layer, 0 in a dense model; transformers' versions name the number differently."""
-    return config.get("num_experts") or config.get("num_local_experts") or 0
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    return next((config[name] for name in names if config.get(name)), 0)
+
+
+def _stored(family: str, name: str, like: torch.Tensor, generator: torch.Generator) -> dict[str, torch.Tensor]:
+    """A parameter's tensors as a checkpoint has them; gpt-oss's experts are codes and exponents of MXFP4."""
+    device = generator.device
+    if like.ndim == 1:
+        return {name: torch.ones(like.shape, dtype=torch.bfloat16)}
+    if family == "GptOss" and like.ndim == 3:
+        experts, k, n = like.shape
+        blocks = torch.randint(256, (experts, n, k // 32, 16), generator=generator, device=device, dtype=torch.uint8)
+        return {f"{name}_blocks": blocks.cpu(), f"{name}_scales": torch.full((experts, n, k // 32), 120).byte()}
+    noise = torch.randn(like.shape, generator=generator, device=device, dtype=torch.float32)
+    return {name: (noise * 0.02).to(torch.bfloat16).cpu()}
 
 
 def write(name: str, folder: Path, device: str = "cpu") -> Path:
@@ -56,6 +86,8 @@ def write(name: str, folder: Path, device: str = "cpu") -> Path:
     config.architectures, config.dtype = [f"{family}ForCausalLM"], torch.bfloat16
     with torch.device("meta"):
         model = getattr(transformers, f"{family}ForCausalLM")(config)
+    if family == "GptOss":
+        config.quantization_config = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
     config.save_pretrained(path)
     generator = torch.Generator(device).manual_seed(0)
     shard: dict[str, torch.Tensor] = {}
@@ -70,19 +102,15 @@ def write(name: str, folder: Path, device: str = "cpu") -> Path:
         shard.clear()
         size = 0
 
-    for parameter_name, like in model.named_parameters():  # a tied head is not among them
-        if like.ndim == 1:
-            tensor = torch.ones(like.shape, dtype=torch.bfloat16)
-        else:
-            noise = torch.randn(like.shape, generator=generator, device=device, dtype=torch.float32)
-            tensor = (noise * 0.02).to(torch.bfloat16).cpu()
-        if size == 0:
-            where[parameter_name] = f"model-{len(set(where.values())) + 1:05}.safetensors"
-        else:
-            where[parameter_name] = next(reversed(where.values()))
-        shard[parameter_name] = tensor
-        size += tensor.nbytes
-        total += tensor.nbytes
+    named = dict(model.named_parameters())  # a tied head is not among them
+    named |= {name: like for name, like in model.named_buffers() if name in model.state_dict()}
+    for parameter_name, like in named.items():
+        for key, tensor in _stored(family, parameter_name, like, generator).items():
+            begun = len(set(where.values()))
+            where[key] = next(reversed(where.values())) if size else f"model-{begun + 1:05}.safetensors"
+            shard[key] = tensor
+            size += tensor.nbytes
+            total += tensor.nbytes
         if size > SHARD:
             flush()
     flush()
