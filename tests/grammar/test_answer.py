@@ -25,6 +25,8 @@ CALLS = {
     "pico": '<tool_call>{"name": "get_weather", "arguments": {"city": "Rome"}}</tool_call>',
     "llama3": '{"name": "get_weather", "parameters": {"city": "Rome"}}',
     "mistral": '[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Rome"}}]',
+    "kimi": "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>"
+    '{"city": "Rome"}<|tool_call_end|><|tool_calls_section_end|>',
 }
 
 

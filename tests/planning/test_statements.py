@@ -84,7 +84,8 @@ def test_records_of_large_models_fit_their_gpus_with_a_text_as_long_as_they_say(
     config = {key: value for key, value in published()[name].items() if key != "quantization_config" or packed}
     model = plan_model(name, config, [], item=2)
     asked = ServingTarget(
-        GPUS["h200" if "kimi" in name else "h100"], stage.ranks, stage.gpu_memory_utilization, stage.max_batch_tokens, stage.max_num_seqs,
+        GPUS["h200" if "kimi" in name else "h100"], stage.ranks, stage.gpu_memory_utilization,
+        stage.max_batch_tokens, stage.max_num_seqs,
         kv_cache_bytes=stage.kv_cache_bytes,
     )  # fmt: skip
     plan = make_plan(model, asked, Split(stage.tensor_parallel))

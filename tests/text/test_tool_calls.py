@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve_app.text.tool_calls import PARSERS, CallPiece
+from serve_app.text.tool_calls.kimi import ARGUMENTS, CALL, END, SECTION, SECTION_END
 
 ADD = '{"name": "add", "arguments": {"a": 1, "s": "} </tool_call> ] \\" é"}}'
 ARGS = {"a": 1, "s": '} </tool_call> ] " é'}
@@ -19,6 +20,8 @@ UNKNOWN_XML = "<tool_call><function=rm><parameter=a>1</parameter></function></to
 # Read as a whole, since its name does not come first.
 SURROGATE = '{"arguments": {"s": "\\ud800"}, "name": "f"}'
 TWO = '{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}'
+KIMI = SECTION + CALL
+
 CASES = [
     ("hermes", f"<tool_call>{ADD}</tool_call>", "", [("add", ARGS)]),
     ("hermes", f"Let me.\n<tool_call>\n{ADD}\n</tool_call>\n", "Let me.", [("add", ARGS)]),
@@ -76,6 +79,13 @@ CASES = [
     ("mistral", '[TOOL_CALLS][{"name": "rm", "arguments": {}}]', '[TOOL_CALLS][{"name": "rm", "arguments": {}}]', []),
     ("mistral", "[TOOL_CALLS]rm[ARGS]{}", "[TOOL_CALLS]rm[ARGS]{}", []),
     ("mistral", "a [TOOL] list [1]", "a [TOOL] list [1]", []),
+    ("kimi", f'{KIMI}functions.f:0{ARGUMENTS}{{"x": 1}}{END}{SECTION_END}', "", [("f", {"x": 1})]),
+    ("kimi", f'Ok. {KIMI}functions.f:0{ARGUMENTS}{{"x": 1}}{END}{CALL}functions.g:1{ARGUMENTS}{{}}{END}{SECTION_END}',
+     "Ok.", [("f", {"x": 1}), ("g", {})]),
+    ("kimi", f"{KIMI} f:12 {ARGUMENTS} {{}} {END}\n{CALL}g{ARGUMENTS}{{}}", "", [("f", {}), ("g", {})]),
+    ("kimi", f"{KIMI}functions.rm:0{ARGUMENTS}{{}}", f"{KIMI}functions.rm:0{ARGUMENTS}{{}}", []),
+    ("kimi", f"{SECTION} nothing", f"{SECTION} nothing", []),
+    ("kimi", "a <|tool| b", "a <|tool| b", []),
 ]  # fmt: skip
 
 
@@ -115,6 +125,7 @@ BROKEN = [
     ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "cut', "", '{"a": "cut'),
     ("llama3", '{"name": "f", "parameters": {"x"', "", '{"x"'),
     ("mistral", '[TOOL_CALLS]f[ARGS]{"x": 1', "", '{"x": 1'),
+    ("kimi", f'{KIMI}functions.f:0{ARGUMENTS}{{"x": 1', "", '{"x": 1'),
 ]
 
 
@@ -131,6 +142,7 @@ def test_broken_arguments_are_told_as_they_were_written(name, text, said, argume
         ("llama3", '{"name": "add", "parameters": {"a": 12, "s": "some text"}}'),
         ("mistral", '[TOOL_CALLS][{"name": "add", "arguments": {"a": 12, "s": "some text"}}]'),
         ("mistral", '[TOOL_CALLS]add[ARGS]{"a": 12, "s": "some text"}'),
+        ("kimi", f'{KIMI}functions.add:0{ARGUMENTS}{{"a": 12, "s": "some text"}}{END}'),
     ],
 )
 def test_arguments_are_told_as_they_are_written(name, text):
@@ -150,8 +162,10 @@ WRITTEN = [
     ("llama3", '{"name": "f", "parameters": %s}'),
     ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": %s}]'),
     ("mistral", "[TOOL_CALLS]f[ARGS]%s"),
+    ("kimi", f"{KIMI}functions.f:0{ARGUMENTS}%s{END}"),
 ]
 MARKS = ["</tool_call>", "<tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "</function>", "<function=f>", "}]",
+         SECTION, CALL, ARGUMENTS, END, SECTION_END,
          '"', "\\", "\n", " x ", "é", '{"name": "f", "arguments": {}}']  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from serve_app.text.tool_calls.base import CallPiece, ToolParser
+from serve_app.text.tool_calls.kimi import Kimi
 from serve_app.text.tool_calls.llama import Llama
 from serve_app.text.tool_calls.marked import Hermes, Mistral
 
@@ -15,6 +16,7 @@ __all__ = ["PARSERS", "CallPiece", "ToolParser"]
 PARSERS: dict[str, Callable[[Sequence[dict[str, Any]]], ToolParser]] = {
     "hermes": Hermes,
     "pico": Hermes,
+    "kimi": Kimi,
     "llama3": Llama,
     "mistral": Mistral,
 }

@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from serve_app.text.tool_calls.kimi import Kimi
+
 # Any text but control tokens.
 _TEXT = r"/(?s:.*)/"
 
@@ -95,9 +97,19 @@ def _mistral(names: list[str], most: int, token: TokenRule) -> CallRules:
     return CallRules(f"{marker} listed", "begun listed | text", {**rules, **_begun(name, head)})
 
 
+def _kimi(names: list[str], most: int, token: TokenRule) -> CallRules:
+    section, call, arguments, end, section_end = (token(mark) or _quoted(mark) for mark in Kimi.markers)
+    rules = {"object": " | ".join(f"object_{i}" for i in range(len(names))), "NUMBER": "/[0-9]{1,4}/"}
+    for i, name in enumerate(names):
+        rules[f"object_{i}"] = f"{call} {_quoted(f'functions.{name}:')} NUMBER {arguments} args_{i} {end}"
+    rules["listed"] = f"{_repeated('object', '', most)} {section_end}"
+    return CallRules(f"{section} listed", "begun listed | text", {**rules, **_begun(Kimi.marker, token(Kimi.marker))})
+
+
 FAMILIES: dict[str, Family] = {
     "hermes": _tagged("\n", "\n"),
     "pico": _tagged("", ""),
     "llama3": _llama3,
     "mistral": _mistral,
+    "kimi": _kimi,
 }
