@@ -76,7 +76,10 @@ def answer_grammar(
         start = calls.calls
     else:
         start = calls.mixed if answer is None else f"{calls.calls} | answer"
-    if marks is not None:
+    if marks is not None and calls is not None and calls.headed:
+        said = "" if forced else "text" if answer is None else "answer"
+        start = _messages(said, calls.calls, marks, token, rules)
+    elif marks is not None:
         start = _after_reasoning(start, marks, inside, token, rules)
     text = grammar(start, rules)
     if calls is not None or marks is not None:
@@ -154,20 +157,33 @@ def _answer_rule(answer: AnswerFormat) -> str:
 
 def _after_reasoning(start: str, marks: Marks, inside: bool, token: TokenRule, rules: dict[str, str]) -> str:
     """The answer may only begin once reasoning has ended."""
-
-    def named(mark: str) -> str:
-        return " ".join(token(each) or literal(each) for each in pieces(mark))
-
-    closing = named(marks.end) if token(pieces(marks.end)[0]) else None
     rules["final"] = f"SPACE? ({start})"
     rules["SPACE"] = r"/[ \n]{1,4}/"
-    if closing is not None:
-        rules["thought"] = f"/(?s:.*)/ {closing}"
-    else:
-        rules["thought[lazy]"] = f"/(?s:.*){re.escape(marks.end).replace('/', chr(92) + '/')}/"
+    _thought(marks.end, token, rules)
     if inside:
         return "thought final"
-    return f"{named(marks.start)} thought final | {named(marks.direct)} final"
+    return f"{_named(marks.start, token)} thought final | {_named(marks.direct, token)} final"
+
+
+def _messages(said: str, calls: str, marks: Marks, token: TokenRule, rules: dict[str, str]) -> str:
+    """The same where a call is a message in the place of the last one, which has a header: ``said``, unless there must
+    be a call.
+    """
+    rules["last"] = f"{calls} | {_named(marks.direct, token)} {said}" if said else calls
+    _thought(marks.end.removesuffix(marks.direct), token, rules)
+    return f"{_named(marks.start, token)} thought last | last"
+
+
+def _thought(end: str, token: TokenRule, rules: dict[str, str]) -> None:
+    """The rule ``thought``: reasoning up to and with ``end``."""
+    if token(pieces(end)[0]):
+        rules["thought"] = f"/(?s:.*)/ {_named(end, token)}"
+    else:
+        rules["thought[lazy]"] = f"/(?s:.*){re.escape(end).replace('/', chr(92) + '/')}/"
+
+
+def _named(mark: str, token: TokenRule) -> str:
+    return " ".join(token(each) or literal(each) for each in pieces(mark))
 
 
 def _within(field: str, work: Callable[[], Any]) -> Any:

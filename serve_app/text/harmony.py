@@ -3,33 +3,30 @@ was said before in others is reasoning::
 
     <|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes
 
-A header may name more than its channel, as a recipient or a format; none of it is text.
+A header may name more than its channel, as a recipient or a format; none of it is text. Messages to functions are
+reasoning where the request offers no tools.
 """
 
 from __future__ import annotations
 
-import re
-
 from serve_app.text.reasoning import MARKS, ReasoningSplitter
 from serve_app.text.tool_calls.base import prefix_at_end
+from serve_app.text.tool_calls.harmony import HEADER, LONGEST, may_open, recipient
 
-_OPENING = "<|channel|>"
 _ENDING = "<|end|>"
 _FINAL = "final"
-# What may stand in a header beside control tokens is short; a longer one is none.
-LONGEST = 200
-_HEADER = re.compile(
-    r"(?:<\|end\|>)?(?:<\|start\|>[^<]*)?<\|channel\|>\s*(\w+)[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>"
-)
 
 
 class HarmonySplitter(ReasoningSplitter):
-    """As :class:`ReasoningSplitter`, whichever messages come before the answer."""
+    """As :class:`ReasoningSplitter`, whichever messages come before the answer. With ``calls`` a message to a function
+    is one, header and all, which :class:`~serve_app.text.tool_calls.harmony.Harmony` reads.
+    """
 
-    __slots__ = ()
+    __slots__ = ("_called",)
 
-    def __init__(self) -> None:
+    def __init__(self, *, calls: bool = False) -> None:
         super().__init__(MARKS["harmony"])
+        self._called = calls
 
     def feed(self, text: str, *, final: bool = False) -> tuple[str, str]:
         if self.ended_at is not None:
@@ -53,8 +50,10 @@ class HarmonySplitter(ReasoningSplitter):
             return certain or None
         at = self._held.index(_ENDING) if self._inside else len(self._held) - len(self._held.lstrip())
         thought, rest = self._held[:at] if self._inside else "", self._held[at:]
-        header = _HEADER.match(rest)
-        if header is not None:
+        header = HEADER.match(rest)
+        if header is not None and self._called and recipient(header[0]) is not None:
+            self._held, self._inside = rest, False
+        elif header is not None:
             goes_on = header[1] != _FINAL
             thought += "\n" * (self._inside and goes_on)
             self._held, self._inside = rest[header.end() :], goes_on
@@ -69,5 +68,4 @@ class HarmonySplitter(ReasoningSplitter):
 
     def _may_open(self, rest: str) -> bool:
         """Whether ``rest`` may become a header."""
-        begun = self._inside or rest.startswith(_OPENING) or _OPENING.startswith(rest)
-        return begun and len(rest) <= LONGEST
+        return len(rest) <= LONGEST and (self._inside or may_open(rest))

@@ -39,13 +39,15 @@ def open_output(
     """The stream of choice ``index`` of ``request``, whose ``prompt`` is given as token ids; parsers by their names in
     the model's record."""
     tools = request.tools if request.tool_choice != "none" else None
-    reasoning = None
+    reasoning: ReasoningSplitter | None = None
     if reasoning_parser != "none" and not request.raw:
         marks = MARKS[reasoning_parser]
         # Each token has a character at least; white space behind the mark may be tokens of its own.
         tail = tokenizer.decode(prompt[-TAIL_CHARS:].tolist(), skip_special_tokens=False)
-        harmony = reasoning_parser == "harmony"
-        reasoning = HarmonySplitter() if harmony else ReasoningSplitter(marks, inside=opens(tail, marks))
+        if reasoning_parser == "harmony":
+            reasoning = HarmonySplitter(calls=bool(tools) and tool_parser == "harmony")
+        else:
+            reasoning = ReasoningSplitter(marks, inside=opens(tail, marks))
     keep = MARKS[reasoning_parser].tokens if reasoning is not None else ()
     return OutputStream(
         tokenizer,

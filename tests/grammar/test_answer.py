@@ -27,6 +27,7 @@ CALLS = {
     "mistral": '[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Rome"}}]',
     "kimi": "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>"
     '{"city": "Rome"}<|tool_call_end|><|tool_calls_section_end|>',
+    "harmony": '<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Rome"}',
 }
 
 
@@ -88,7 +89,7 @@ def test_strict_tools_may_be_called_but_only_right(fits, family):
     assert fits("No calls needed.", family, tools=strict)
     assert fits(CALLS[family], family, tools=strict)
     assert not fits(CALLS[family].replace("Rome", "Bonn"), family, tools=strict)
-    if family != "llama3":
+    if family not in ("llama3", "harmony"):
         assert fits(f"Let me see. {CALLS[family]}", family, tools=strict)
 
 
@@ -151,3 +152,18 @@ def test_whom_to_blame():
         build("none", tools=tools, tool_choice="required")
     with pytest.raises(InvalidInput, match="guided_grammar can't be combined"):
         build(tools=TOOLS, guided_grammar='start: "a"', tool_choice="required")
+
+
+def test_calls_that_are_messages_come_in_the_place_of_the_last_one(fits):
+    marks, call = MARKS["harmony"], CALLS["harmony"]
+    thought = f"{marks.start}Hm.<|end|><|start|>assistant"
+    forced = {"marks": marks, "tools": TOOLS, "tool_choice": "required"}
+    free = {"marks": marks, "tools": TOOLS, "response_format": SCHEMA}
+    for before in ("", thought):
+        assert fits(before + call, "harmony", **forced)
+        for said in ("Hi", '{"a": 3}', call):
+            assert not fits(f"{before}{marks.direct}{said}", "harmony", **forced)
+        assert fits(before + call, "harmony", **free)
+        assert fits(f'{before}{marks.direct}{{"a": 3}}', "harmony", **free)
+        assert not fits(f"{before}{marks.direct}3", "harmony", **free)
+    assert not fits(thought.replace("<|end|>", "") + call, "harmony", **forced)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from serve_app.api.types import ChoiceDone, GenerateRequest, ReasoningDelta, TextDelta, ToolCallDelta
 from serve_app.sampling_params import SamplingParams, TokenLogprobs
+from serve_app.text.harmony import HarmonySplitter
 from serve_app.text.output import OutputStream, open_output
 from serve_app.text.reasoning import MARKS, ReasoningSplitter
 from serve_app.text.stop import StopMatcher
@@ -146,6 +147,23 @@ def test_reasoning_is_told_apart_and_counted(tokenizers):
             assert [i for e in said for i in e.token_ids] == answer
             assert sum(len(e.logprobs or ()) for e in said) == len(answer)
             assert stream.reasoning_tokens == len(thought)
+
+
+def test_a_call_of_harmony_comes_behind_reasoning(tokenizers):
+    tokenizer = tokenizers["pico"]
+    text = (
+        "<|channel|>analysis<|message|>Let me add.<|end|><|start|>assistant<|channel|>commentary to=functions.add "
+        '<|constrain|>json<|message|>{"a": 1}<|call|>'
+    )
+    ids = tokenizer.encode(text, add_special_tokens=False).tolist()
+    for step in (1, 4, 100):
+        stream = OutputStream(tokenizer, tools=PARSERS["harmony"](()), reasoning=HarmonySplitter(calls=True))
+        events = [e for at in range(0, len(ids), step) for e in stream.feed(ids[at : at + step])] + stream.finish()
+        assert "".join(e.text for e in events if isinstance(e, ReasoningDelta)) == "Let me add."
+        assert not "".join(e.text for e in events if isinstance(e, TextDelta))
+        calls = [e for e in events if isinstance(e, ToolCallDelta)]
+        assert calls[0].name == "add" and json.loads("".join(call.arguments for call in calls)) == {"a": 1}
+        assert events[-1] == ChoiceDone(0, "tool_calls")
 
 
 def test_stop_strings_are_for_the_answer(tokenizers):

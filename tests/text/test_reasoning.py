@@ -70,6 +70,29 @@ def test_the_same_whatever_way_it_is_cut(data, inside):
     assert split("qwen3", inside, pieces) == split("qwen3", inside, [text])
 
 
+TO = "to=functions.f"
+CALLS = [
+    (f"<|channel|>commentary {TO} <|constrain|>json<|message|>{{}}<|call|>", "", 0),
+    (f"<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary {TO}<|message|>{{}}", "Hm.", 33),
+    (f"<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant {TO}<|channel|>commentary<|message|>{{}}", "Hm.", 33),
+    (f" {TO}<|channel|>commentary json<|message|>{{}}", "", 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "reasoning", "at"), CALLS)
+def test_a_message_to_a_function_ends_reasoning_where_there_are_tools(text, reasoning, at):
+    """And comes out whole, with its header, for the parser of calls."""
+    for pieces in ([text], list(text), [text[:20], text[20:]]):
+        splitter = HarmonySplitter(calls=True)
+        told = [splitter.feed(piece) for piece in pieces] + [splitter.feed("", final=True)]
+        assert "".join(t for t, _ in told) == reasoning
+        assert "".join(a for _, a in told) == text[splitter.ended_at :] and TO in text[splitter.ended_at :]
+        assert splitter.ended_at == at
+        assert TO not in "".join(t for t, _ in told)
+    if not text.startswith(" "):
+        assert split("harmony", False, [text])[1] == ""
+
+
 def test_reasoning_streams_on():
     splitter = ReasoningSplitter(MARKS["qwen3"])
     assert splitter.feed("<think>Let ") == ("Let", "")

@@ -21,6 +21,7 @@ UNKNOWN_XML = "<tool_call><function=rm><parameter=a>1</parameter></function></to
 SURROGATE = '{"arguments": {"s": "\\ud800"}, "name": "f"}'
 TWO = '{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}'
 KIMI = SECTION + CALL
+TO = "<|channel|>commentary to=functions."
 
 CASES = [
     ("hermes", f"<tool_call>{ADD}</tool_call>", "", [("add", ARGS)]),
@@ -86,6 +87,13 @@ CASES = [
     ("kimi", f"{KIMI}functions.rm:0{ARGUMENTS}{{}}", f"{KIMI}functions.rm:0{ARGUMENTS}{{}}", []),
     ("kimi", f"{SECTION} nothing", f"{SECTION} nothing", []),
     ("kimi", "a <|tool| b", "a <|tool| b", []),
+    ("harmony", f'{TO}f <|constrain|>json<|message|>{{"x": 1}}<|call|>', "", [("f", {"x": 1})]),
+    ("harmony", '<|end|><|start|>assistant to=functions.f<|channel|>commentary json<|message|>{}', "", [("f", {})]),
+    ("harmony", ' to=functions.f<|channel|>commentary<|message|>{}<|call|>', "", [("f", {})]),
+    ("harmony", f"{TO}rm<|message|>{{}}", f"{TO}rm<|message|>{{}}", []),
+    ("harmony", f"{TO}f<|message|>no", f"{TO}f<|message|>no", []),
+    ("harmony", "to be <|end", "to be <|end", []),
+    ("harmony", "Yes", "Yes", []),
 ]  # fmt: skip
 
 
@@ -126,6 +134,7 @@ BROKEN = [
     ("llama3", '{"name": "f", "parameters": {"x"', "", '{"x"'),
     ("mistral", '[TOOL_CALLS]f[ARGS]{"x": 1', "", '{"x": 1'),
     ("kimi", f'{KIMI}functions.f:0{ARGUMENTS}{{"x": 1', "", '{"x": 1'),
+    ("harmony", '<|channel|>commentary to=functions.f<|message|>{"x": 1', "", '{"x": 1'),
 ]
 
 
@@ -143,6 +152,7 @@ def test_broken_arguments_are_told_as_they_were_written(name, text, said, argume
         ("mistral", '[TOOL_CALLS][{"name": "add", "arguments": {"a": 12, "s": "some text"}}]'),
         ("mistral", '[TOOL_CALLS]add[ARGS]{"a": 12, "s": "some text"}'),
         ("kimi", f'{KIMI}functions.add:0{ARGUMENTS}{{"a": 12, "s": "some text"}}{END}'),
+        ("harmony", '<|channel|>commentary to=functions.add<|message|>{"a": 12, "s": "some text"}'),
     ],
 )
 def test_arguments_are_told_as_they_are_written(name, text):
@@ -163,9 +173,10 @@ WRITTEN = [
     ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": %s}]'),
     ("mistral", "[TOOL_CALLS]f[ARGS]%s"),
     ("kimi", f"{KIMI}functions.f:0{ARGUMENTS}%s{END}"),
+    ("harmony", "<|channel|>commentary to=functions.f <|constrain|>json<|message|>%s<|call|>"),
 ]
 MARKS = ["</tool_call>", "<tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "</function>", "<function=f>", "}]",
-         SECTION, CALL, ARGUMENTS, END, SECTION_END,
+         SECTION, CALL, ARGUMENTS, END, SECTION_END, "<|call|>", "<|channel|>",
          '"', "\\", "\n", " x ", "é", '{"name": "f", "arguments": {}}']  # fmt: skip
 
 

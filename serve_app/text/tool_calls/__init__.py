@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from serve_app.text.tool_calls.base import CallPiece, ToolParser
+from serve_app.text.tool_calls.harmony import Harmony
 from serve_app.text.tool_calls.kimi import Kimi
 from serve_app.text.tool_calls.llama import Llama
 from serve_app.text.tool_calls.marked import Hermes, Mistral
@@ -17,6 +18,7 @@ PARSERS: dict[str, Callable[[Sequence[dict[str, Any]]], ToolParser]] = {
     "hermes": Hermes,
     "pico": Hermes,
     "kimi": Kimi,
+    "harmony": Harmony,
     "llama3": Llama,
     "mistral": Mistral,
 }

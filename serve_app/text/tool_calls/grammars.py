@@ -28,6 +28,7 @@ class CallRules:
     calls: str
     mixed: str
     rules: dict[str, str]
+    headed: bool = False  # calls are messages of their own, in the place of the answer
 
 
 # The token's name for one that stands in the vocabulary as a control token, None for others.
@@ -106,10 +107,26 @@ def _kimi(names: list[str], most: int, token: TokenRule) -> CallRules:
     return CallRules(f"{section} listed", "begun listed | text", {**rules, **_begun(Kimi.marker, token(Kimi.marker))})
 
 
+def _harmony(names: list[str], most: int, token: TokenRule) -> CallRules:
+    """A message ends what is generated, so there is one."""
+    marks = ("<|channel|>", "<|constrain|>", "<|message|>")
+    channel, constrain, message = (token(mark) or _quoted(mark) for mark in marks)
+    rules = {
+        "object": " | ".join(f"object_{i}" for i in range(len(names))),
+        "text": _TEXT,
+        "PLAIN": r"/([^<](?s:.*))?/",
+    }
+    for i, name in enumerate(names):
+        head = f"{channel} {_quoted(f'commentary to=functions.{name} ')} {constrain} {_quoted('json')} {message}"
+        rules[f"object_{i}"] = f"{head} args_{i}"
+    return CallRules("object", "object | PLAIN", rules, headed=True)
+
+
 FAMILIES: dict[str, Family] = {
     "hermes": _tagged("\n", "\n"),
     "pico": _tagged("", ""),
     "llama3": _llama3,
     "mistral": _mistral,
     "kimi": _kimi,
+    "harmony": _harmony,
 }
