@@ -43,12 +43,14 @@ def without_weights(config: dict[str, Any], full: Any, dtype: str = "bfloat16") 
     import transformers
 
     from serve_app.models.encoding import bare_module
+    from serve_app.models.loading.folder import generating
 
     names = config.get("architectures") or [""]
-    if not hasattr(transformers, names[0]):
+    found = getattr(transformers, names[0], None) or next(iter(generating(full)), None)
+    if found is None:
         raise NoTensors(f"{names[0] or 'config.json'} names no architecture of the installed transformers")
     try:
-        return bare_module(names[0], full, getattr(torch, dtype))
+        return bare_module(found.__name__, full, getattr(torch, dtype))
     except Exception as error:  # models object in any way they like
         raise NoTensors(f"{names[0]} can't be built from config.json ({str(error)[:200]})") from error
 

@@ -135,7 +135,8 @@ def _unpacked(role: str, part: RoleWeights, model: Model, split: Split) -> RoleW
     if stored is None or stored.group is None or (stored.dense and not model.experts and split.ranks == 1):
         return part
     cut = 1 if split.expert else split.tensor
-    if role == EXPERTS and stored.group and model.moe_inner % (stored.group * cut) == 0:
+    whole = stored.group and model.moe_inner % (stored.group * cut) == 0 and model.hidden % stored.group == 0
+    if role == EXPERTS and whole:
         return part
     plain = max(part.bytes, part.values * 2)
     return RoleWeights(part.values, plain, part.keys * plain // max(part.bytes, 1))

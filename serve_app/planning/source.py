@@ -43,7 +43,11 @@ def find_model(name: str, home: Path, *, item: float = 2, held: Held | None = No
             )
         record = catalog[name]
         folder, config, tensors = _recorded(record, home, catalog.source(name))
-    return plan_model(name, config, tensors, item=item, held=held, folder=folder), record
+    model = plan_model(name, config, tensors, item=item, held=held, folder=folder)
+    if model.stored_as is not None and record is not None and (record.adapters or record.quantization != "none"):
+        # What adapters are for, and what is rounded, are numbers.
+        model.stored_as = replace(model.stored_as, group=model.stored_as.group and 0)
+    return model, record
 
 
 def plan_model(

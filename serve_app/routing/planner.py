@@ -96,6 +96,7 @@ class PlannerConfig:
     # this part of their target; they come back where links would cost less, or gaps would be longer.
     apart: float = 1.5
     apart_gap: float = 0.35
+    retry_s: float = 300.0  # of no roles, after which they are tried: without hand-overs nobody measures links
     close: float = 1.25
     close_gap: float = 0.5
 
@@ -181,7 +182,7 @@ class Planner:
         if now - self._moved_at >= self.config.dwell_s:
             alone = dict(zip(roles, self._shares(workers, slow, demand, waiting_tokens), strict=True))
             stages, without = (fullest(best_split(by_name, s), s) for s in (shares, alone))
-            self._apart = self._keep_apart(stages, without, self._gap(slow, demand))
+            self._apart = self._keep_apart(stages, without, self._gap(slow, demand), now)
         if not self._apart:
             moved = [name for name, role in roles.items() if role != "mixed"]
             if moved:
@@ -197,11 +198,13 @@ class Planner:
         step = mean * costs.d0 / max(1.0 - demand.tokens / len(slow) * slope, 0.05)
         return step / max(1.0 - demand.prefill / sum(1.0 / s for s in slow), 0.01)
 
-    def _keep_apart(self, stages: float, without: float, gap: float) -> bool:
+    def _keep_apart(self, stages: float, without: float, gap: float, now: float) -> bool:
         """Whether some workers should prefer prompts and others streams. ``stages``: their load; ``without`` what links
         add to it; ``gap``: seconds between tokens where no worker prefers anything.
         """
         config = self.config
+        if not self._apart and now - self._moved_at >= config.retry_s:
+            return True
         if not self._apart:
             return stages < config.close * without or gap > config.close_gap * config.itl_target
         return stages < max(BUSY, config.apart * without) or gap > config.apart_gap * config.itl_target

@@ -9,6 +9,8 @@ reasoning where the request offers no tools.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from serve_app.text.reasoning import MARKS, ReasoningSplitter
 from serve_app.text.tool_calls.base import prefix_at_end
 from serve_app.text.tool_calls.harmony import HEADER, LONGEST, may_open, recipient
@@ -18,13 +20,13 @@ _FINAL = "final"
 
 
 class HarmonySplitter(ReasoningSplitter):
-    """As :class:`ReasoningSplitter`, whichever messages come before the answer. With ``calls`` a message to a function
-    is one, header and all, which :class:`~serve_app.text.tool_calls.harmony.Harmony` reads.
+    """As :class:`ReasoningSplitter`, whichever messages come before the answer. A message to a function of
+    ``calls`` is one, header and all, which :class:`~serve_app.text.tool_calls.harmony.Harmony` reads.
     """
 
     __slots__ = ("_called",)
 
-    def __init__(self, *, calls: bool = False) -> None:
+    def __init__(self, calls: Collection[str] = ()) -> None:
         super().__init__(MARKS["harmony"])
         self._called = calls
 
@@ -51,7 +53,7 @@ class HarmonySplitter(ReasoningSplitter):
         at = self._held.index(_ENDING) if self._inside else len(self._held) - len(self._held.lstrip())
         thought, rest = self._held[:at] if self._inside else "", self._held[at:]
         header = HEADER.match(rest)
-        if header is not None and self._called and recipient(header[0]) is not None:
+        if header is not None and recipient(header[0]) in self._called:
             self._held, self._inside = rest, False
         elif header is not None:
             goes_on = header[1] != _FINAL

@@ -25,6 +25,7 @@ from serve_app.text.reasoning import MARKS, TAIL_CHARS, ReasoningSplitter, opens
 from serve_app.text.stop import StopMatcher
 from serve_app.text.tokenizer import Tokenizer
 from serve_app.text.tool_calls import PARSERS, CallPiece, ToolParser
+from serve_app.text.tool_calls.kimi import Kimi
 
 
 def open_output(
@@ -45,9 +46,12 @@ def open_output(
         # Each token has a character at least; white space behind the mark may be tokens of its own.
         tail = tokenizer.decode(prompt[-TAIL_CHARS:].tolist(), skip_special_tokens=False)
         if reasoning_parser == "harmony":
-            reasoning = HarmonySplitter(calls=bool(tools) and tool_parser == "harmony")
+            named = [tool["function"]["name"] for tool in tools or ()] if tool_parser == "harmony" else []
+            reasoning = HarmonySplitter(named)
         else:
-            reasoning = ReasoningSplitter(marks, inside=opens(tail, marks))
+            # Kimi begins calls while it thinks.
+            call = Kimi.marker if tools and tool_parser == "kimi" else ""
+            reasoning = ReasoningSplitter(marks, inside=opens(tail, marks), call=call)
     keep = MARKS[reasoning_parser].tokens if reasoning is not None else ()
     return OutputStream(
         tokenizer,

@@ -19,6 +19,7 @@ from serve_app.text.chat_template import TemplateFailed, map_strings
 from serve_app.text.media import MediaFile, Placed, count_tokens, expand, place
 from serve_app.text.reasoning import MARKS
 from serve_app.text.tokenizer import Tokenizer
+from serve_app.text.tool_calls.kimi import Kimi, number_calls
 from serve_app.text.truncate import without_oldest
 
 _THINK = MARKS["qwen3"]
@@ -191,6 +192,8 @@ def render(
     if template is None:
         raise InvalidInput("This model has no chat template; send prompt instead of messages.", param="messages")
     ready = [_for_template(tokenizer, message, template.source) for message in messages]
+    if Kimi.marker in template.source:
+        number_calls(ready)
     end = ""
     if continue_final_message:
         # As transformers does it: whatever the template writes behind this mark belongs to the turn's end.
@@ -240,6 +243,8 @@ def _for_template(tokenizer: Tokenizer, message: dict[str, Any], source: str) ->
     splits = _THINK.end in tokenizer.control.names and out["role"] == "assistant"
     if splits and "reasoning_content" not in out:
         out.update(_thought(out["content"], source))
+    if ".thinking" in source and out.get("reasoning_content") and not out["content"]:
+        out["thinking"] = out["reasoning_content"]  # as gpt-oss's template calls it, which takes it beside calls alone
     if message.get("tool_calls"):
         out["tool_calls"] = [_call_for_template(call) for call in message["tool_calls"]]
     else:

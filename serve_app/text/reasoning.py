@@ -57,13 +57,14 @@ class ReasoningSplitter:
     """Splits a stream of text into reasoning, which can only come first, and the answer.
 
     White space around the marks belongs to neither. ``ended_at``: how many characters of all text were reasoning and
-    marks; None while that goes on.
+    marks; None while that goes on. ``call``: what begins a tool call, which ends reasoning as well.
     """
 
-    __slots__ = ("_held", "_inside", "_marks", "_read", "_seen_text", "ended_at")
+    __slots__ = ("_call", "_held", "_inside", "_marks", "_read", "_seen_text", "ended_at")
 
-    def __init__(self, marks: Marks, *, inside: bool = False) -> None:
+    def __init__(self, marks: Marks, *, inside: bool = False, call: str = "") -> None:
         self._marks = marks
+        self._call = call
         self._inside = inside
         self._held = ""
         self._read = 0
@@ -90,6 +91,10 @@ class ReasoningSplitter:
         if not self._inside:
             return "", ""
         at = self._held.find(self._marks.end)
+        called = self._held.find(self._call) if self._call else -1
+        if called >= 0 and not 0 <= at < called:
+            thought, answer = self._held[:called].rstrip(), self._held[called:]
+            return self._thought(thought), self._leave(answer)
         if at >= 0:
             thought, rest = self._held[:at], self._held[at + len(self._marks.end) :]
             answer = rest.lstrip()
@@ -98,7 +103,7 @@ class ReasoningSplitter:
                 self._held = self._held[at:]
                 return self._thought(thought.rstrip()), ""
             return self._thought(thought.rstrip()), self._leave(answer)
-        keep = 0 if final else prefix_at_end(self._held, self._marks.end)
+        keep = 0 if final else max(prefix_at_end(self._held, mark) for mark in (self._marks.end, self._call))
         certain = self._held[: len(self._held) - keep].rstrip()
         self._held = "" if final else self._held[len(certain) :]
         return self._thought(certain), ""

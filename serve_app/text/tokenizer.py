@@ -36,7 +36,11 @@ def load_backend(folder: Path) -> Backend:
     """
     path = folder / "tokenizer.json"
     if not path.is_file():
-        raise FileNotFoundError(f"{folder} has no tokenizer.json; only fast tokenizers can be served")
+        raise FileNotFoundError(
+            f"{folder} has no tokenizer.json; only fast tokenizers can be served. Write one with "
+            "transformers' AutoTokenizer.from_pretrained(...).save_pretrained(...), and compare the numbers of its "
+            "control tokens with those of the original"
+        )
     backend = Backend.from_file(str(path))
     backend.no_truncation()
     backend.no_padding()

@@ -16,7 +16,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from serve_app.kernels.decoder import decoder_library
 from serve_app.models.load import load_causal_lm
 from serve_app.models.loading.compare import difference, probe
-from serve_app.models.loading.folder import UnsupportedModel
+from serve_app.models.loading.folder import UnsupportedModel, class_of
 from serve_app.models.loading.packed import format_of, open_files, read_here
 from tests import tiny
 from tests.packed import float4, float8, write_float4, write_float8, write_whole4
@@ -89,13 +89,27 @@ def test_parts_of_whole_numbers(tmp_path, size):
             assert torch.equal(found["e.weight"][index], wanted[index])
 
 
+def test_columns_in_an_order_of_their_own_are_refused(tmp_path):
+    stored = {"e.weight_packed": torch.zeros(2, 8, dtype=torch.int32), "e.weight_scale": torch.ones(2, 2).bfloat16()}
+    stored["e.weight_g_idx"] = torch.zeros(64, dtype=torch.int32)
+    with ExitStack() as stack, pytest.raises(UnsupportedModel, match="e.weight_g_idx says which columns share a scale"):
+        opened(tmp_path, stored, stack, **WHOLE4)
+
+
+def test_kimi_is_known_by_the_name_that_code_in_its_folder_has(tmp_path):
+    tiny.write_small(tmp_path, Kimi_K25ForConditionalGeneration)
+    told = json.loads((tmp_path / "config.json").read_text()) | {"architectures": ["KimiK25ForConditionalGeneration"]}
+    (tmp_path / "config.json").write_text(json.dumps(told))
+    assert class_of(told, tmp_path) is Kimi_K25ForConditionalGeneration
+
+
 def test_other_formats_are_refused_by_name():
     with pytest.raises(UnsupportedModel, match="packed as awq, of which several ranks can't read their parts"):
         format_of({"quant_method": "awq"}, Path("here"))
     assert format_of(WHOLE4, Path("here")) == "compressed-tensors"
     for change, told in (
         ({"num_bits": 8}, "num_bits: 8"), ({"symmetric": False}, "symmetric: False"),
-        ({"type": "float"}, "type: float"),
+        ({"type": "float"}, "type: float"), ({"actorder": "group"}, "actorder: group"),
     ):  # fmt: skip
         other = copy.deepcopy(WHOLE4)
         other["config_groups"]["group_0"]["weights"] |= change

@@ -193,6 +193,14 @@ def test_roles_end_where_links_are_what_is_short_and_come_back() -> None:
     assert plan(demand(20_000.0)) == {"prefill", "decode"}
 
 
+def test_roles_that_ended_are_tried_again_since_nobody_measures_links_without_them() -> None:
+    p, loads, seen = planner(), fleet(4, 4), []
+    for second in range(700):
+        apply(loads, p.plan(loads, Demand(4.0, 500.0, 2000.0, prompts=1_500_000.0), float(second)))
+        seen.append({one.role for one in loads} != {"mixed"})
+    assert not any(seen[20:290]) and any(seen[300:330]) and not any(seen[330:590])
+
+
 def test_a_fleet_of_a_thousand_is_planned_in_no_time_and_moves_by_an_eighth() -> None:
     loads = fleet(500, 500)
     plan = planner().plan(loads, HEAVY_DECODE * 100, 0.0)

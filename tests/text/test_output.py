@@ -157,7 +157,7 @@ def test_a_call_of_harmony_comes_behind_reasoning(tokenizers):
     )
     ids = tokenizer.encode(text, add_special_tokens=False).tolist()
     for step in (1, 4, 100):
-        stream = OutputStream(tokenizer, tools=PARSERS["harmony"](()), reasoning=HarmonySplitter(calls=True))
+        stream = OutputStream(tokenizer, tools=PARSERS["harmony"](()), reasoning=HarmonySplitter(["f", "add"]))
         events = [e for at in range(0, len(ids), step) for e in stream.feed(ids[at : at + step])] + stream.finish()
         assert "".join(e.text for e in events if isinstance(e, ReasoningDelta)) == "Let me add."
         assert not "".join(e.text for e in events if isinstance(e, TextDelta))

@@ -83,7 +83,7 @@ CALLS = [
 def test_a_message_to_a_function_ends_reasoning_where_there_are_tools(text, reasoning, at):
     """And comes out whole, with its header, for the parser of calls."""
     for pieces in ([text], list(text), [text[:20], text[20:]]):
-        splitter = HarmonySplitter(calls=True)
+        splitter = HarmonySplitter(["f", "add"])
         told = [splitter.feed(piece) for piece in pieces] + [splitter.feed("", final=True)]
         assert "".join(t for t, _ in told) == reasoning
         assert "".join(a for _, a in told) == text[splitter.ended_at :] and TO in text[splitter.ended_at :]
@@ -91,6 +91,17 @@ def test_a_message_to_a_function_ends_reasoning_where_there_are_tools(text, reas
         assert TO not in "".join(t for t, _ in told)
     if not text.startswith(" "):
         assert split("harmony", False, [text])[1] == ""
+        other = HarmonySplitter(["g"])
+        assert TO not in "".join("".join(each) for each in (other.feed(text), other.feed("", final=True)))
+
+
+def test_a_call_ends_reasoning_where_the_model_begins_it_there():
+    text = "Let me see. <|call|>f"
+    for pieces in ([text], list(text)):
+        splitter = ReasoningSplitter(MARKS["deepseek_r1"], inside=True, call="<|call|>")
+        told = [splitter.feed(piece) for piece in pieces] + [splitter.feed("", final=True)]
+        assert ["".join(each) for each in zip(*told, strict=True)] == ["Let me see.", "<|call|>f"]
+        assert text[splitter.ended_at :] == "<|call|>f"
 
 
 def test_reasoning_streams_on():

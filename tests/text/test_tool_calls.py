@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve_app.text.tool_calls import PARSERS, CallPiece
-from serve_app.text.tool_calls.kimi import ARGUMENTS, CALL, END, SECTION, SECTION_END
+from serve_app.text.tool_calls.kimi import ARGUMENTS, CALL, END, SECTION, SECTION_END, number_calls
 
 ADD = '{"name": "add", "arguments": {"a": 1, "s": "} </tool_call> ] \\" é"}}'
 ARGS = {"a": 1, "s": '} </tool_call> ] " é'}
@@ -90,9 +90,15 @@ CASES = [
     ("harmony", f'{TO}f <|constrain|>json<|message|>{{"x": 1}}<|call|>', "", [("f", {"x": 1})]),
     ("harmony", '<|end|><|start|>assistant to=functions.f<|channel|>commentary json<|message|>{}', "", [("f", {})]),
     ("harmony", ' to=functions.f<|channel|>commentary<|message|>{}<|call|>', "", [("f", {})]),
-    ("harmony", f"{TO}rm<|message|>{{}}", f"{TO}rm<|message|>{{}}", []),
-    ("harmony", f"{TO}f<|message|>no", f"{TO}f<|message|>no", []),
+    ("harmony", f"{TO}rm<|message|>{{}}<|end|>", "", []),
+    ("harmony", f"{TO}f<|message|>no", "no", []),
+    ("harmony", f"{TO}f<|message|><|call|>", "", [("f", {})]),
+    ("harmony", f"{TO}f<|message|>", "", [("f", {})]),
+    ("harmony", f"{TO}f<|message|>{{}}<|end|><|start|>assistant<|channel|>final<|message|>Done", "Done", [("f", {})]),
+    ("harmony", f"Ok.<|end|><|start|>assistant<|channel|>analysis<|message|>Hm<|end|><|start|>assistant{TO}f<|message|>"
+     "{}", "Ok.", [("f", {})]),
     ("harmony", "to be <|end", "to be <|end", []),
+    ("harmony", "to=nobody", "to=nobody", []),
     ("harmony", "Yes", "Yes", []),
 ]  # fmt: skip
 
@@ -237,3 +243,37 @@ def test_text_before_a_call_streams_on():
     assert parser.feed("Hello ") == ["Hello"]
     assert parser.feed("world <tool") == [" world"]
     assert parser.feed("bar") == [" <toolbar"]
+
+
+@pytest.mark.parametrize("family", ["kimi", "harmony", "mistral", "hermes"])
+def test_every_name_that_a_tool_may_have(family):
+    name = "mcp:search/web.v1-" + "x" * 100
+    written = {
+        "kimi": f"{KIMI}functions.{name}:0{ARGUMENTS}{{}}{END}",
+        "harmony": f"<|end|><|start|>assistant{TO}{name} <|constrain|>json<|message|>{{}}",
+        "mistral": f"[TOOL_CALLS]{name}[ARGS]{{}}",
+        "hermes": f'<tool_call>{{"name": "{name}", "arguments": {{}}}}</tool_call>',
+    }[family]
+    for pieces in ([written], list(written)):
+        parser = PARSERS[family]([tool(name)])
+        items = [item for piece in pieces for item in parser.feed(piece)] + parser.finish()
+        assert "".join(item.name for item in items if isinstance(item, CallPiece)) == name
+        assert not any(isinstance(item, str) and item for item in items)
+
+
+def test_kimi_is_told_of_calls_by_its_own_ids():
+    def call(name: str, own: str) -> dict:
+        return {"id": own, "type": "function", "function": {"name": name, "arguments": {}}}
+
+    messages = [
+        {"role": "user"}, {"role": "assistant", "tool_calls": [call("f", "call_1"), call("g", "call_2")]},
+        {"role": "tool", "tool_call_id": "call_2"}, {"role": "tool", "tool_call_id": "call_1"},
+        {"role": "assistant", "tool_calls": [call("f", "call_3"), {"function": {"name": "g"}}]},
+        {"role": "tool", "tool_call_id": "call_3"}, {"role": "tool", "tool_call_id": "unknown"},
+    ]  # fmt: skip
+    number_calls(messages)
+    assert [each["id"] for message in messages for each in message.get("tool_calls", ())] == [
+        "functions.f:0", "functions.g:1", "functions.f:2", "functions.g:3",
+    ]  # fmt: skip
+    told = [message["tool_call_id"] for message in messages if "tool_call_id" in message]
+    assert told == ["functions.g:1", "functions.f:0", "functions.f:2", "unknown"]

@@ -7,6 +7,7 @@ the safetensors files.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import json
@@ -257,11 +258,25 @@ def _described(path: Path, model_class: Any) -> tuple[int, int] | None:
     return sum(t.numel() for t in module.parameters()), sum(t.numel() for t in module.buffers())
 
 
+def generating(config: Any) -> list[Any]:
+    """transformers' classes that generate text by ``config``. Code in a model's folder may have another name for them:
+    Kimi K2.5's is KimiK25ForConditionalGeneration.
+    """
+    from transformers.models.auto import modeling_auto as auto
+
+    found = []
+    for mapping in (auto.MODEL_FOR_CAUSAL_LM_MAPPING, auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING):
+        if type(config) in mapping:
+            classes = mapping[type(config)]
+            found.append(classes[0] if isinstance(classes, tuple) else classes)
+    return found
+
+
 def class_of(config: dict[str, Any], path: Path) -> Any:
     """The class named in the configuration, or whatever transformers maps the configuration to."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
     from transformers.models.auto.configuration_auto import model_type_to_module_name
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     names = config.get("architectures") or []
     model_type = config.get("model_type") or ""
@@ -271,17 +286,16 @@ def class_of(config: dict[str, Any], path: Path) -> Any:
     try:
         found = getattr(importlib.import_module(f"transformers.models.{folder}.modeling_{folder}"), names[0])
     except (ImportError, AttributeError):
-        try:
+        classes: list[Any] = []
+        with contextlib.suppress(Exception):  # configurations object in any way they like
             known = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-            supported = type(known) in MODEL_FOR_CAUSAL_LM_MAPPING
-        except Exception:  # configurations object in any way they like
-            supported = False
-        if not supported:
+            classes = generating(known)
+        if not classes:
             raise UnsupportedModel(
                 f"{names[0]} ({model_type}) is not an architecture of the installed transformers; code in a model's "
                 "folder is never run"
             ) from None
-        return AutoModelForCausalLM
+        return classes[0]
     generates = names[0] in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() or "ForConditionalGeneration" in names[0]
     if not generates and not any(kind in names[0] for kind in ("ForCausalLM", "LMHeadModel")):
         raise UnsupportedModel(f"{names[0]} does not generate text; set the record's task to what it does")

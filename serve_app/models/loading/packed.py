@@ -52,13 +52,27 @@ def read_here(config: dict[str, Any], device: torch.device) -> bool:
 def form_of(described: dict[str, Any], files: list[str], device: torch.device) -> Form | None:
     """The form of experts that stay in few bits; None where they are unpacked."""
     method = described.get("quant_method")
-    if not takes_codes(device):
+    if not takes_codes(device) or not _all_packed(files, str(method)):
         return None
     if method == FLOAT4:
         return coded.FLOAT4
     if method == FLOAT8:
         return coded.FLOAT8 if described.get("weight_block_size") == [128, 128] else None
     return _form_of_whole4(files) if method == WHOLE4 else None
+
+
+def _all_packed(files: list[str], method: str) -> bool:
+    """Whether every expert's weight is packed: layers may be left out."""
+    from safetensors import safe_open
+
+    names: set[str] = set()
+    for file in files:
+        with safe_open(file, framework="pt") as handle:
+            names.update(handle.keys())
+    if method == FLOAT4:
+        return not any(name.endswith(("experts.gate_up_proj", "experts.down_proj")) for name in names)
+    plain = [name for name in names if _EXPERT in name and name.endswith(".weight")]
+    return not plain if method == WHOLE4 else all(name + _SCALES in names for name in plain)
 
 
 def _form_of_whole4(files: list[str]) -> Form | None:
@@ -148,11 +162,17 @@ def _other_than_whole4(described: dict[str, Any]) -> str:
         for key, value in wanted.items():
             if weights.get(key) != value:
                 return f"{key}: {weights.get(key)}"
+        if weights.get("actorder") not in (None, False, "weight", "static"):
+            return f"actorder: {weights['actorder']}"
         for key in ("input_activations", "output_activations"):
             if told.get(key):
                 return f"{key} in fewer bits"
         if (named := told.get("format") or described.get("format")) not in (None, "pack-quantized"):
             return f"format: {named}"
+    for key in ("transform_config", "sparsity_config", "kv_cache_scheme"):
+        more = described.get(key)
+        if more and not (isinstance(more, dict) and more.get("format") == "dense"):
+            return key
     return "" if groups else "no config_groups"
 
 
@@ -189,6 +209,8 @@ def _experts(tensors: dict[str, Any], dtype: torch.dtype, form: Form | None) -> 
 
 def _whole(tensors: dict[str, Any], dtype: torch.dtype, form: Form | None) -> dict[str, Any]:
     found: dict[str, Any] = {}
+    if order := next((name for name in tensors if name.endswith("_g_idx")), None):
+        raise UnsupportedModel(f"{order} says which columns share a scale, which is not read yet; use other weights")
     for name, tensor in tensors.items():
         own = name.removesuffix(_PACKED)
         if own != name:

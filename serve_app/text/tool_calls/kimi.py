@@ -9,6 +9,7 @@ The number counts a conversation's calls (github.com/MoonshotAI/Kimi-K2, ``docs/
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from serve_app.text.tool_calls.base import CallParser, Verdict
 from serve_app.text.tool_calls.json_call import NamedCall
@@ -17,7 +18,7 @@ from serve_app.text.tool_calls.marked import Marked
 SECTION, SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 CALL, ARGUMENTS, END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
 _HEAD = re.compile(
-    rf"\s*{re.escape(CALL)}\s*(?:functions\.)?([\w.-]{{1,128}}?)(?::\d{{1,6}})?\s*{re.escape(ARGUMENTS)}"
+    rf"\s*{re.escape(CALL)}\s*(?:functions\.)?([\w.:/-]{{1,128}}?)(?::\d{{1,6}})?\s*{re.escape(ARGUMENTS)}"
 )
 # Longer than that no marks, name and number can be together.
 _LONGEST = 256
@@ -49,3 +50,18 @@ class Kimi(Marked):
             self._held = rest
         self._closing = False
         return True
+
+
+def number_calls(messages: list[dict[str, Any]]) -> None:
+    """Gives the calls of a conversation, and their results, the ids by which Kimi tells them: ``functions.f:0``. Its
+    chat template shows nothing else of a call's name.
+    """
+    named: dict[str, str] = {}
+    count = 0
+    for message in messages:
+        for call in message.get("tool_calls") or ():
+            own, count = f"functions.{call['function']['name']}:{count}", count + 1
+            named[call.get("id") or own] = own
+            call["id"] = own
+        if message.get("tool_call_id") in named:
+            message["tool_call_id"] = named[message["tool_call_id"]]

@@ -4,11 +4,12 @@ on ranks.
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from serve_app.kernels.coded import FLOAT4, Coded, to_rows
@@ -111,6 +112,19 @@ def test_ranks_hold_their_codes(checkpoints, interpreted, monkeypatch, one_threa
     ) as running:
         assert running.model.report["coded_experts"]
         assert answers(running.model) == wanted(plain)
+
+
+def test_a_model_of_which_some_experts_are_plain_is_unpacked(checkpoints, interpreted, tmp_path) -> None:
+    packed, plain = checkpoints["whole4"]
+    shutil.copytree(packed, tmp_path, dirs_exist_ok=True)
+    tensors, own = load_file(packed / "model.safetensors"), load_file(plain / "model.safetensors")
+    for name in [name for name in own if ".layers.1.mlp.experts.2." in name]:
+        for part in ("_packed", "_scale", "_shape"):
+            del tensors[name + part]
+        tensors[name] = own[name]
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    model = tiny.load(tmp_path, dtype="float32", optimise=False)
+    assert "coded_experts" not in model.report and answers(model) == wanted(plain)
 
 
 @pytest.mark.slow
