@@ -142,6 +142,12 @@ def _unpacked(role: str, part: RoleWeights, model: Model, split: Split) -> RoleW
     return RoleWeights(part.values, plain, part.keys * plain // max(part.bytes, 1))
 
 
+def unpacked_roles(model: Model, split: Split) -> list[str]:
+    """What takes 16 bits once it is loaded, and fewer in the checkpoint."""
+    parts = [(role, part) for layer in (*model.layers, model.outer) for role, part in layer.items()]
+    return sorted({role for role, part in parts if _unpacked(role, part, model, split).bytes > part.bytes})
+
+
 def _mine(role: str, part: RoleWeights, model: Model, split: Split) -> int:
     """Bytes of a part on the fullest rank of a stage."""
     tensor, kv_heads = split.tensor, model.kv_heads

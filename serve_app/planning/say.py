@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from serve_app.planning.plan import Plan
+from serve_app.planning.ranks import unpacked_roles
 from serve_app.planning.rates import MULTIPLIES, READS
 
 
@@ -19,6 +20,8 @@ def said(plan: Plan) -> str:
         f"weights          {_size(model.weight_bytes):>12}",
     ]
     lines += [f"  {role:20} {_size(size):>12}" for role, size in model.by_role().items()]
+    if unpacked := unpacked_roles(model, split):
+        lines.append(f"  in 16 bits once they are loaded: {', '.join(unpacked)}")
     if model.dropped:
         lines.append(f"  {'not served':20} {_size(model.dropped):>12}  layers behind the last, which draft")
     width = max([20, *(len(name) for rank in plan.ranks for name in rank.media)])

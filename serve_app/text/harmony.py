@@ -52,7 +52,7 @@ class HarmonySplitter(ReasoningSplitter):
             return certain or None
         at = self._held.index(_ENDING) if self._inside else len(self._held) - len(self._held.lstrip())
         thought, rest = self._held[:at] if self._inside else "", self._held[at:]
-        header = HEADER.match(rest)
+        header = HEADER.match(rest, 0, LONGEST)
         if header is not None and recipient(header[0]) in self._called:
             self._held, self._inside = rest, False
         elif header is not None:

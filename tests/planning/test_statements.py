@@ -116,6 +116,8 @@ def test_ranks_that_would_cut_groups_of_codes_have_numbers():
     two, four, whole = held.values()
     assert two == pytest.approx(experts / 2, rel=0.01) and whole == pytest.approx(experts / 4, rel=0.01)
     assert four == pytest.approx(experts / 4 * 16 / 4.25, rel=0.02)
+    told = [said(make_plan(model, asked, split)) for split in (Split(4), Split(2))]
+    assert ["in 16 bits once they are loaded: experts\n" in text for text in told] == [True, False]
 
 
 def test_what_is_unpacked_has_16_bits():

@@ -96,7 +96,7 @@ class Harmony(ToolParser):
             if self._shown:
                 out.append(text)
             return True
-        header = HEADER.match(self._held)
+        header = HEADER.match(self._held, 0, LONGEST)
         if header is None and not final and may_open(self._held):
             return False
         self._begun = True
