@@ -153,8 +153,8 @@ class KVCache:
 
         Plane by plane, each as a contiguous [layers, 2, len(blocks), Hkv, 32, D].
         """
-        if not self.planes:  # of layers that keep states alone
-            return torch.empty(0, dtype=torch.uint8, device=self.device)
+        if not self.planes:  # of layers that keep states alone: chunks stand for their tokens, and have a byte a block
+            return torch.zeros(len(blocks) * self.shape.layout.block_bytes, dtype=torch.uint8, device=self.device)
         index = self._index(blocks)
         parts = [_raw(plane).index_select(2, index).view(torch.uint8).flatten() for plane in self.planes]
         return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -61,6 +61,15 @@ def test_blocks_travel(shape):
         assert torch.equal(target.layer(index), wanted)
 
 
+def test_chunks_of_layers_with_states_alone_are_as_large_as_their_layout_says():
+    """The pool takes no others, and such chunks say how far a prompt's states go."""
+    shape = KVShape((), torch.float32)
+    cache = shape.allocate(8, "cpu")
+    payload = cache.copy_out([1, 5, 7])
+    assert payload.numel() == 3 * shape.layout.block_bytes == 3
+    cache.copy_in([0, 2, 3], payload)
+
+
 def test_a_payload_is_a_copy():
     cache = filled(SAME)
     payload = cache.copy_out([3])
