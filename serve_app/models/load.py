@@ -22,7 +22,7 @@ from serve_app.models.divided.check import check_part
 from serve_app.models.divided.load import PartOfModel, load_part, refuse_divided
 from serve_app.models.encoding import media_encoders
 from serve_app.models.linears import Current, Plug, chained, linears_by_row, plug_modules
-from serve_app.models.loading.adapt import own_attention
+from serve_app.models.loading.adapt import reading
 from serve_app.models.loading.check import check
 from serve_app.models.loading.folder import (
     UnsupportedModel,
@@ -244,7 +244,7 @@ def _load_module(
     model_class: Any, path: Path, dtype: torch.dtype, device: torch.device, progress: Progress, *, codes: bool
 ) -> tuple[Any, dict[str, Any]]:
     """The model: on ``device`` by our own reader on GPUs where the checkpoint allows it, else by transformers. With
-    ``codes`` experts in four bits stay so where they compute on these.
+    ``codes`` experts in few bits stay so where they compute on these.
     """
     report: dict[str, Any] = {}
     if device.type == "cuda":
@@ -262,16 +262,7 @@ def _load_module(
             module, info = load_packed(model_class, path, packing_of(config), dtype=dtype, device=device, codes=codes)
             refuse_contradictions(path, module, info)
             return module, report
-        module, info = model_class.from_pretrained(
-            path,
-            attn_implementation=own_attention(model_class.__name__),
-            dtype=dtype,
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are refused below, by name
-        )
+        module, info = model_class.from_pretrained(path, **reading(model_class, dtype))
     except UnsupportedModel:
         raise
     except Exception as error:  # configurations and models object in any way they like

@@ -96,9 +96,9 @@ class PlannerConfig:
     # this part of their target; they come back where links would cost less, or gaps would be longer.
     apart: float = 1.5
     apart_gap: float = 0.35
-    retry_s: float = 300.0  # of no roles, after which they are tried: without hand-overs nobody measures links
     close: float = 1.25
     close_gap: float = 0.5
+    retry_s: float = 300.0  # of no roles, after which they are tried: without hand-overs nobody measures links
 
 
 @dataclass(slots=True)
@@ -203,9 +203,9 @@ class Planner:
         add to it; ``gap``: seconds between tokens where no worker prefers anything.
         """
         config = self.config
-        if not self._apart and now - self._moved_at >= config.retry_s:
-            return True
         if not self._apart:
+            if now - self._moved_at >= config.retry_s:
+                return True
             return stages < config.close * without or gap > config.close_gap * config.itl_target
         return stages < max(BUSY, config.apart * without) or gap > config.apart_gap * config.itl_target
 

@@ -36,7 +36,7 @@ from serve_app.models.divided.modules import (
 from serve_app.models.divided.placing import Counts, Slots, balance, place_module, placements
 from serve_app.models.divided.sharing import Shares, share_rows, with_states
 from serve_app.models.linears import Plug
-from serve_app.models.loading.adapt import own_attention
+from serve_app.models.loading.adapt import reading
 from serve_app.models.loading.folder import UnsupportedModel, packing_of, read_config
 from serve_app.models.loading.observe import SeenLayer
 from serve_app.models.loading.packed import form_of, format_of, open_files, plain_config
@@ -117,7 +117,7 @@ def load_part(
 ) -> PartOfModel:
     """Every rank of the group calls it. ``quantization``: what the weights will be rounded to; ``counts``: the folder
     with what experts had to do; ``least``, for a trial: rows of a step from which on they travel to their experts,
-    instead of what the rule says; ``codes``: experts in four bits stay so where they compute on these. Raises
+    instead of what the rule says; ``codes``: experts in few bits stay so where they compute on these. Raises
     :class:`UnsupportedModel` where the model has no such division.
     """
     from transformers.distributed.configuration_utils import DistributedConfig
@@ -159,13 +159,7 @@ def load_part(
     part.__module__ = model_class.__module__
     module, info = part.from_pretrained(
         path,
-        attn_implementation=own_attention(model_class.__name__),
-        dtype=dtype,
-        local_files_only=True,
-        trust_remote_code=False,
-        use_safetensors=True,
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,
+        **reading(model_class, dtype),
         distributed_config=DistributedConfig(),
         **({"config": config} if described else {}),
     )

@@ -84,6 +84,22 @@ def adapt(module: nn.Module) -> None:
     module.config._attn_implementation = attention.NAME  # type: ignore[union-attr]  # no masks are made from here on
 
 
+def reading(model_class: Any, dtype: Any) -> dict[str, Any]:
+    """How transformers' ``from_pretrained`` reads every model: on our attention, from this machine's safetensors alone,
+    without code from the folder. Sizes that differ are told and not an error of its own, so that they can be refused by
+    name.
+    """
+    return {
+        "attn_implementation": own_attention(model_class.__name__),
+        "dtype": dtype,
+        "local_files_only": True,
+        "trust_remote_code": False,
+        "use_safetensors": True,
+        "output_loading_info": True,
+        "ignore_mismatched_sizes": True,
+    }
+
+
 def own_attention(class_name: str) -> str:
     """The attention implementation that an architecture is built with."""
     return "eager" if class_name in ADAPTED else attention.NAME

@@ -18,7 +18,7 @@ import torch
 
 from serve_app.kernels import coded
 from serve_app.kernels.coded import Form
-from serve_app.models.loading.adapt import own_attention
+from serve_app.models.loading.adapt import reading
 from serve_app.models.loading.folder import UnsupportedModel, packing_of
 from serve_app.models.loading.packed_tensors import (
     Float4Experts,
@@ -111,19 +111,9 @@ def load_packed(
             tensors = open_files(files, described, dtype, opened, form if held else None)
             return model_class._load_pretrained_model(model, tensors, files, *more, **named)
 
-    reading: Any = type(model_class.__name__, (model_class,), {"_load_pretrained_model": staticmethod(reads)})
-    reading.__module__ = model_class.__module__
-    module, info = reading.from_pretrained(
-        path,
-        config=config,
-        attn_implementation=own_attention(model_class.__name__),
-        dtype=dtype,
-        local_files_only=True,
-        trust_remote_code=False,
-        use_safetensors=True,
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,
-    )
+    reader: Any = type(model_class.__name__, (model_class,), {"_load_pretrained_model": staticmethod(reads)})
+    reader.__module__ = model_class.__module__
+    module, info = reader.from_pretrained(path, config=config, **reading(model_class, dtype))
     module.__class__ = model_class
     return module, info
 
