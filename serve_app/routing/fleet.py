@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import nsmallest
 from random import Random
 
 from serve_app.costs.places import GAP_S, PATIENCE_S, TURN_S, share
+from serve_app.costs.transfers import Tier
 from serve_app.routing.costs import CostModel
 from serve_app.routing.links import Link
 from serve_app.routing.places import Held, free_after, tokens_left
@@ -31,13 +32,14 @@ HELD_S = 0.1
 
 @dataclass(slots=True, frozen=True)
 class Transfers:
-    """What one request moves: seconds of the prefill worker's link for a fetch, and of the decode worker's for a
-    hand-over that is ``ready`` so many seconds after the decision.
+    """What one request moves: seconds of the prefill worker's link for a fetch, ``crossing`` of them from other nodes, and
+    of the decode worker's for a hand-over that is ``ready`` so many seconds after the decision.
     """
 
     fetch: float = 0.0
     moved: float = 0.0
     ready: float = 0.0
+    crossing: float = 0.0
 
 
 @dataclass(slots=True)
@@ -169,6 +171,7 @@ class Fleet:
         self.version = 0  # grows with each that comes or goes
         self.waiting = 0  # requests of this view that have not had their turn
         self._inbound: dict[str, Link] = {}
+        self._on_node = Counter[str]()  # workers of each node
         self._prefilling = 0.0
         # r / (1 - r), where r is the share of time in which workers for prefill have lately been busy with prompts:
         # for each second wasted there, the prompts behind wait about so many seconds longer.
@@ -225,6 +228,7 @@ class Fleet:
         worker = self.workers.get(load.worker)
         if worker is None:
             worker = self.workers[load.worker] = Worker(load)
+            self._on_node[load.node] += 1
             self._shortlists.forget()
             self.version += 1
         elif load.reported_at < worker.load.reported_at:
@@ -242,13 +246,19 @@ class Fleet:
         queued = load.queued_prefill_tokens * worker.token_seconds(self._costs, chunk)
         worker.busy_until = load.reported_at + queued + sent_seconds
         fetched = sum(r.transfers.fetch for r in worker.unseen if r.prefill is worker and not r.prefill_seen)
-        worker.link.queued(self._costs.transfer_seconds("node", load.incoming_tokens) + fetched, load.reported_at)
+        # Prompts that are handed over to a worker which has no neighbour come from other nodes.
+        tier: Tier = "remote" if self._on_node[load.node] == 1 < len(self.workers) else "node"
+        worker.link.queued(self._costs.transfer_seconds(tier, load.incoming_tokens) + fetched, load.reported_at)
 
     def remove(self, worker: str) -> None:
         """The worker is gone."""
-        if self.workers.pop(worker, None) is not None:
+        if (gone := self.workers.pop(worker, None)) is not None:
             self._shortlists.forget()
             self.version += 1
+            self._on_node[node := gone.load.node] -= 1
+            if not self._on_node[node]:
+                del self._on_node[node]
+                self._inbound.pop(node, None)
             if all(w.role == "decode" for w in self.workers.values()):
                 # Nobody is left who would tell that it has passed.
                 self._prefilling = self.congestion = 0.0
@@ -258,6 +268,7 @@ class Fleet:
         now, transfers = reservation.made_at, reservation.transfers
         prefill.busy_until = max(prefill.busy_until, now) + reservation.seconds
         prefill.link.take(transfers.fetch, now)
+        self.inbound(prefill.load.node).take(transfers.crossing, now)
         prefill.sent.add(reservation.seconds, now)
         for link in self._crossed(reservation):
             link.expect(id(reservation), transfers.moved, now + transfers.ready, now)
@@ -279,6 +290,8 @@ class Fleet:
         if not reservation.prefill_seen:
             reservation.prefill.busy_until -= reservation.seconds
             reservation.prefill.link.until -= reservation.transfers.fetch
+            if (inbound := self._inbound.get(reservation.prefill.load.node)) is not None:
+                inbound.until -= reservation.transfers.crossing
         if not reservation.decode_seen:
             reservation.decode.batch -= reservation.streams
             reservation.decode.kv_tokens -= reservation.kv_tokens

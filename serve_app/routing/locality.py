@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 WAYS = 16
 HOLDERS = 4
+_NEWEST = 2**32 - 1  # the largest stamp
 _FILL = 0.8  # buckets fill unevenly: at 80 % about one key in forty finds its bucket full
 
 
@@ -65,7 +66,7 @@ class LocalityIndex:
         if not length:
             return {}
         rows, ways = rows[:length], found[:length].argmax(axis=1)
-        self._clock += 1
+        self._tick()
         self._stamps[rows, ways] = self._clock
         # Four numbers of two bytes each are one of eight; most chunks of a prompt have the same holders.
         held = self._words[rows, ways].tolist()
@@ -100,7 +101,7 @@ class LocalityIndex:
         prints, rows = self._locate(keys)
         found = self._prints[rows] == prints[:, None]
         known = found.any(axis=1)
-        self._clock += 1
+        self._tick()
         ways = found.argmax(axis=1)
         self._stamps[rows[known], ways[known]] = self._clock  # before anything is pushed out
         new = np.flatnonzero(~known)
@@ -121,6 +122,13 @@ class LocalityIndex:
                 with_new = _newest(with_new, number)
             after[word] = with_new
         self._words[rows, ways] = [after[word] for word in held]
+
+    def _tick(self) -> None:
+        """Stamps have 32 bits, which a busy gateway fills within weeks. Half as large ones are in the same order."""
+        if self._clock == _NEWEST:
+            self._stamps -= self._stamps >> 1  # what is there stays above 0
+            self._clock -= self._clock >> 1
+        self._clock += 1
 
     def discard(self, keys: Sequence[bytes], holder: str) -> None:
         """``holder`` has dropped ``keys``."""

@@ -13,9 +13,11 @@ minute, and small differences count as none (:mod:`serve_app.routing.speeds`): e
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from serve_app.costs.transfers import Tier
 from serve_app.routing.costs import CostModel
 from serve_app.routing.shares import Share, best_split, fullest
 from serve_app.routing.speeds import Speeds
@@ -156,7 +158,11 @@ class Planner:
         held = sum(w.kv_tokens_used for w in workers)
         expected = min(held, demand.tokens * config.itl_target * demand.context)
         slope = costs.d1 + costs.d2 * demand.context
-        by_link = demand.prompts * costs.transfer_seconds("node", 1) / config.link_use if links else 0.0
+        by_link: dict[Tier, float] = {
+            tier: demand.prompts * costs.transfer_seconds(tier, 1) / config.link_use if links else 0.0
+            for tier in ("node", "remote")
+        }
+        on_node = Counter(w.node for w in workers)
         found = []
         for worker, own in zip(workers, slow, strict=True):
             # Of n workers each has b = r·step(b) sequences (Little), r = tokens/s each; step = d0 + b·slope.
@@ -167,7 +173,9 @@ class Planner:
             by_kv = expected / (config.kv_use * kv) if kv > 1 else 0.0
             # With all places taken a step gives a token to each; where it would be too long, ``by_time`` is more.
             by_seqs = demand.tokens * (base / seqs + slope * own) / config.seqs_use if seqs else 0.0
-            found.append(Share.of(prefill * own, max(by_time, by_kv, by_seqs, by_link)))
+            # Prompts come from neighbours where there are any.
+            tier: Tier = "remote" if on_node[worker.node] == 1 < len(workers) else "node"
+            found.append(Share.of(prefill * own, max(by_time, by_kv, by_seqs, by_link[tier])))
         return found
 
     def plan(self, loads: Iterable[WorkerLoad], demand: Demand, now: float, *, waiting_tokens: int = 0) -> RolePlan:

@@ -102,6 +102,7 @@ class Price:
     loading: float  # what else loading the adapter costs
     load_s: float  # until the adapter is there
     fetch: float  # of the link, for what is taken from pools
+    crossing: float  # of ``fetch``, between nodes
     behind: float  # of waiting for the link before a transfer begins
     link_price: float  # of each second of the link, for what it delays
     space: float  # waiting for room for the prompt alone, which is then handed over
@@ -158,7 +159,7 @@ class Pricer:
             wait = 0.0
         behind = worker.link.wait(now)
         node = remote = 0
-        fetch = 0.0
+        fetch = crossing = 0.0
         if held.best:
             gain = held.nodes.get(load.node, 0) - own
             if gain > 0 and costs.fetch_pays("node", gain, own, behind - wait, slow):
@@ -167,7 +168,8 @@ class Pricer:
             if gain > 0:
                 inbound = max(behind, fleet.inbound(load.node).wait(now))
                 if costs.fetch_pays("remote", gain, own + node, inbound - wait, slow):
-                    remote, fetch, behind = gain, fetch + costs.fetch_seconds("remote", gain), inbound
+                    remote, crossing, behind = gain, costs.fetch_seconds("remote", gain), inbound
+                    fetch += crossing
         cached = own + node + remote
         uncached = max(1, prompt - cached)
         chunk = max(load.max_batch_tokens - batch, load.block_tokens)
@@ -198,6 +200,8 @@ class Pricer:
         congestion = worker.link.congestion(now)
         link_price = config.link_weight * congestion
         prefill = ready + weight * batch * compute + link_price * fetch
+        if crossing:
+            prefill += config.link_weight * fleet.inbound(load.node).congestion(now) * crossing
         decode = step + place + others + weight * output * (step + batch * slower)
         if config.itl is not None and output > 1:
             # Beside prompts a stream stands still while a step computes them.
@@ -219,7 +223,7 @@ class Pricer:
         loading = load_s * (config.adapter_weight - 1.0 + order(request.adapter, worker.name)) if load_s else 0.0
         return Price(
             worker, own, node, remote, uncached, wait, compute, ready, step, place, prefill, decode, loading, load_s,
-            fetch, behind, link_price, space,
+            fetch, crossing, behind, link_price, space,
         )  # fmt: skip
 
     def cheapest(
@@ -250,6 +254,9 @@ class Pricer:
                         continue
                     handover, moved, waited = self._handover(p, d, prompt, fleet, now)
                     total = a + b + p.space - max(d.behind, d.load_s) + max(handover, d.load_s) + d.link_price * moved
+                    if p.worker.load.node != d.worker.load.node:
+                        congestion = fleet.inbound(d.worker.load.node).congestion(now)
+                        total += self._config.link_weight * congestion * moved
                     if p.worker.load.zone != d.worker.load.zone:
                         total += self._config.zone_cost[distance(p.worker.load.zone, d.worker.load.zone)]
                     if best is None or total < best.price:

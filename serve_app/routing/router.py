@@ -183,6 +183,7 @@ class Router:
             behind=pair.behind,
             compute=p.compute,
             fetch=p.fetch,
+            crossing=p.crossing,
             moved=pair.moved,
             ready=p.ready,
             batch=d.worker.batch,
@@ -225,7 +226,7 @@ def _reserve(view: Fleet, request: RouteRequest, decision: Decision, now: float)
     decode, prefill = view.workers[decision.decode], view.workers[decision.prefill or decision.decode]
     kv = request.prompt_tokens + request.streams * _output(request)
     stay, most = request.stay_tokens, request.max_tokens
-    transfers = Transfers(decision.fetch, decision.moved, decision.ready)
+    transfers = Transfers(decision.fetch, decision.moved, decision.ready, decision.crossing)
     reservation = Reservation(
         now, prefill, decode, decision.compute, kv, request.streams, request.prompt_tokens, stay, most, request.tenant,
         transfers,

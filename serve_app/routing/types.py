@@ -147,6 +147,7 @@ class Decision:
     behind: float = 0.0  # of ``wait``, for transfers that go before
     compute: float = 0.0  # seconds of prefill on the worker that computes the prompt
     fetch: float = 0.0  # seconds of that worker's link, for what pools hold
+    crossing: float = 0.0  # of ``fetch``, from other nodes
     moved: float = 0.0  # seconds of the decode worker's link, for the hand-over
     ready: float = 0.0  # seconds until the prompt is computed
     batch: int = 0  # streams on the decode worker before this request

@@ -73,7 +73,10 @@ class EngineLoad:
         self._role = ""
         self._weights = weights
         self._pool = pool
-        self._evicted: list[bytes] = []  # taken from the engine, and in no report yet
+        # Taken from the engine and the reader, and in no report that has been sent yet.
+        self._evicted: list[bytes] = []
+        self._steps: deque[Step] = deque(maxlen=MAX_SAMPLES)
+        self._fetched: deque[Fetch] = deque(maxlen=MAX_SAMPLES)
         self._leaving = False
         # What each gateway wishes this worker to prefer, and until when.
         self._wishes: dict[str, _Wish] = {}
@@ -124,6 +127,7 @@ class EngineLoad:
         scheduler = self._engine.scheduler
         running, waiting = list(scheduler.running), list(scheduler.waiting)
         planner = self._planner()
+        self._steps.extend(Step(*sample) for sample in self._engine.meter.take())
         return LoadReport(
             replica=self._replica,
             model=self._model,
@@ -142,7 +146,7 @@ class EngineLoad:
             block_tokens=BLOCK_TOKENS,
             max_batch_tokens=scheduler.max_batch_tokens,
             step_seconds=self._engine.meter.mean_seconds,
-            steps=tuple(Step(*sample) for sample in self._engine.meter.take()[-MAX_SAMPLES:]),
+            steps=tuple(self._steps),
             fetches=self._take_fetches(),
             # A gateway that is alone knows what it has served.
             served=self.served.recent() if self._sender.subscribers > 1 else (),
@@ -166,7 +170,8 @@ class EngineLoad:
         return b"".join(key[:KEY_BYTES] for key in waiting if not blocks.holds(key))
 
     def _told(self) -> None:
-        self._evicted.clear()
+        for told in (self._evicted, self._steps, self._fetched):
+            told.clear()
         if self._pool is not None:
             self._pool.sent()
 
@@ -190,12 +195,10 @@ class EngineLoad:
         )
 
     def _take_fetches(self) -> tuple[Fetch, ...]:
-        loads = self._adapters.loads if self._adapters is not None else ()
-        taken = (*self._fetches, *loads)[-MAX_SAMPLES:]
-        self._fetches.clear()
-        if self._adapters is not None:
-            self._adapters.loads.clear()
-        return taken
+        for measured in (self._fetches, *([self._adapters.loads] if self._adapters is not None else [])):
+            self._fetched.extend(measured)
+            measured.clear()
+        return tuple(self._fetched)
 
 
 def _standing(requests: list[Any]) -> tuple[Standing, ...]:

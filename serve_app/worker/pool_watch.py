@@ -27,7 +27,7 @@ class PoolWatch:
         self._client = client
         self._incarnation = ""
         self._tokens = 0
-        self._evicted: deque[bytes] = deque(maxlen=WAITING)
+        self._evicted: deque[bytes] = deque()
         self._told = 0
         self._task: asyncio.Task[None] | None = None
 
@@ -66,6 +66,10 @@ class PoolWatch:
                 # What was asked about is another's.
                 self._incarnation, self._tokens = news.incarnation, self._client.tokens(news.limit_bytes)
                 self._evicted.clear()
+                self._told = 0
                 changed()
             else:
                 self._evicted.extend(key[:KEY_BYTES] for key in news.keys)
+                while len(self._evicted) > WAITING:
+                    self._evicted.popleft()
+                    self._told = max(self._told - 1, 0)  # that key was in the report that is under way
