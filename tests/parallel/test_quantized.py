@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
+from serve_app.channel.inbox import TokenInbox
 from serve_app.kernels.linear.panels import panel_library
 from serve_app.models.load import load_causal_lm
 from serve_app.models.loading.compare import difference, probe
 from tests import tiny
 from tests.parallel.groups import divided
-from tests.parallel.test_divided import generate, prompts
+from tests.parallel.test_divided import NEW_TOKENS, generate, prompts
+from tests.parallel.workers import working
 from tests.variants import some
+from tests.worker.world import MemoryPool, call, read
 
 # So that each of two ranks, and for Llama of four, has whole groups of columns.
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 8, "head_dim": 32, "num_hidden_layers": 2}
@@ -96,3 +101,21 @@ def test_in_float8_ranks_are_as_close_to_the_model_as_one_process_is(tmp_path, o
         # In chunks, and preempted.
         wanted = generate(tiny.make_engine(found.model, num_blocks=100), prompts(4))
         assert generate(tiny.make_engine(found.model, num_blocks=6, max_batch_tokens=23), prompts(4)) == wanted
+    assert asyncio.run(answers(path, tensor, quantization="fp8")) == wanted
+
+
+async def answers(path, tensor, pipeline=1, **options) -> list[list[int]]:
+    """Of a worker that starts as a deployment starts it."""
+    inbox = TokenInbox()
+    await inbox.start()
+    try:
+        async with working(path, MemoryPool(), tensor, pipeline, **options) as work:
+            asked = [call(prompt, inbox, max_tokens=NEW_TOKENS, ignore_eos=False) for prompt in prompts(4)]
+            return [(await read(inbox, each, lambda each=each: work.generate(each)))[0] for each in asked]
+    finally:
+        await inbox.aclose()
+
+
+def test_stages_in_float8_are_refused_before_any_rank_starts(tmp_path):
+    with pytest.raises(ValueError, match="fp8 does not go together with 2 stages"):
+        asyncio.run(answers(write(tmp_path, "llama"), 1, 2, quantization="fp8"))

@@ -1,0 +1,39 @@
+"""Workers of several ranks, started as a deployment starts them: rank 0 in this process."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from serve_app.parallel.meeting import leave
+from serve_app.worker.engine_work import EngineWork
+from serve_app.worker.ranks import Ranks, begin_ranks
+from serve_app.worker.spec import WorkerSpec
+from tests.parallel import groups
+from tests.worker.world import MemoryPool, start
+
+
+@contextlib.asynccontextmanager
+async def working(
+    folder: Path, pool: MemoryPool, tensor: int = 1, pipeline: int = 1, **options: Any
+) -> AsyncIterator[EngineWork]:
+    """A worker of the model in ``folder``, of one process if that is all it is asked for. No rank may be lost."""
+    lost: list[str] = []
+
+    def begin(spec: WorkerSpec) -> Ranks:
+        return begin_ranks(
+            spec, lambda *told: groups.start(spec, *told), "127.0.0.1", lambda step: None, end=lost.append
+        )
+
+    several: dict[str, Any] = {"begin": begin} if tensor * pipeline > 1 else {}
+    work = start(folder, "decode", pool, tensor_parallel=tensor, pipeline_parallel=pipeline, **several, **options)
+    try:
+        yield work
+    finally:
+        await work.aclose()
+        if several:
+            work._ranks.close()
+            leave()
+    assert lost == []
