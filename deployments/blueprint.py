@@ -82,6 +82,7 @@ class Blueprint:
             "kv_cache_bytes": size.kv_cache_bytes or 0,
             "gpu_share": size.gpu_memory_utilization * min(1.0, size.num_gpus or 1.0),
             "max_batch_tokens": size.max_batch_tokens,
+            "itl_s": self.profile.targets.itl_s,
             "max_num_seqs": size.max_num_seqs,
             "tensor_parallel": size.tensor_parallel,
             "pipeline_parallel": size.pipeline_parallel,

@@ -23,6 +23,7 @@ from typing import Literal
 
 from benchmarks.trace.measure import GapHistogram
 from benchmarks.trace.spec import ClusterSpec, Link
+from serve_app.costs.pace import Pace
 from serve_app.costs.steps import StepSample
 from serve_app.routing.types import Role
 
@@ -106,6 +107,7 @@ class EngineModel:
         self.coming = 0  # tokens of K/V that will come over the link from other workers, or are on their way
         self._cost = decode_cost(spec.decode_cost, self.kv_total)
         self.role: Role = "mixed"
+        self.paced = False  # whether steps keep to the target, as the product's do
         self.gaps = gaps
         self.queue: deque[Job] = deque()  # prompts not begun
         self.landing: deque[Job] = deque()  # prefilled elsewhere, waiting for a place
@@ -126,6 +128,7 @@ class EngineModel:
         self._run = 0  # decode-only steps in the present run; 0: a step with prefill
         self._parts: list[tuple[Job, int]] = []
         self._seconds = 0.0
+        self._pace = Pace(spec.itl_target)
         self.prefill_s = 0.0  # of the last step, on prompts
         self.prefill_tokens_done = 0  # since the start
         self.prefilled_tokens = 0  # and how many of their tokens it computed
@@ -150,6 +153,10 @@ class EngineModel:
     def has_work(self) -> bool:
         return bool(self.queue or self.landing or self.prefilling or self.batch)
 
+    @property
+    def step_tokens(self) -> int:
+        return self._pace.tokens(self.chunk) if self.paced else self.chunk
+
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     def begin(self, now: float) -> float | None:
@@ -164,7 +171,7 @@ class EngineModel:
         self._began = now
         if self.prefilling:
             self._run = 0
-            self._parts = self._cut(max(self.chunk - self.batch, 32))
+            self._parts = self._cut(max(self.step_tokens - self.batch, 32))
             tokens = sum(n for _, n in self._parts)
             self.prefilled_tokens = tokens
             self.prefill_s = self.slow * (P0 + P1 * tokens + P2 * tokens * tokens)
@@ -203,8 +210,11 @@ class EngineModel:
         self.busy = False
         self.changed = True
         steps = self._run or 1
+        if not self.batch:
+            self._pace.took(self._seconds, 0)
         if self.batch:
             self._record(steps)
+            self._pace.took(self._seconds, steps)
             self.steps += steps
             self.kv += steps * self.batch
             for job in self._fresh:

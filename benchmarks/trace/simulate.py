@@ -25,7 +25,7 @@ from benchmarks.trace.spec import ClusterSpec, Link
 from serve_app.costs.transfers import Transfer
 from serve_app.costs.zones import NEAR, SAME_REGION
 from serve_app.kv.costs import FetchCosts
-from serve_app.kv.directory import WORTH
+from serve_app.kv.directory_table import WORTH
 from serve_app.routing.types import Decision, Refusal, Role, WorkerLoad
 
 # Blocks from which on a pool counts as one without a limit, for whoever makes room for what is in it.
@@ -129,10 +129,11 @@ class Cluster:
         self.result.refused += 1
 
     def deploy(self, worker: int, role: Role, *, chunk: int | None = None) -> None:
-        """At the start: the worker's stage gives it a role, and the prompt tokens of a step for good."""
+        """At the start: a role, and the tokens of a step; without ``chunk`` steps are the product's, which keep to the
+        target of gaps.
+        """
         engine = self.workers[worker]
-        engine.role = role
-        engine.chunk = chunk or (self.spec.decode_chunk if role == "decode" else self.spec.chunk)
+        engine.role, engine.chunk, engine.paced = role, chunk or self.spec.chunk, chunk is None
 
     def set_role(self, worker: int, role: Role) -> None:
         engine = self.workers[worker]
@@ -173,7 +174,7 @@ class Cluster:
             kv_blocks_used=worker.reserved,
             kv_blocks_total=worker.kv_total,
             block_tokens=1,
-            max_batch_tokens=worker.chunk,
+            max_batch_tokens=worker.step_tokens,
             incoming_tokens=round(worker.into.waiting(self.now) / self._bytes),
             steps=(worker.sample,) if worker.sample is not None else (),
             adapters=frozenset(self.adapters[worker.index].held),

@@ -22,8 +22,7 @@ class ClusterSpec:
     nodes: int = 1
     kv_tokens: int = 5_859 * BLOCK  # of running sequences, per worker
     max_seqs: int = 256
-    chunk: int = 8192  # prompt tokens per step on workers of the prefill stage, or mixed ones
-    decode_chunk: int = 4096  # on workers of the decode stage, as the records of 8B models have it
+    chunk: int = 8192  # tokens of a step at most, as the records of 8B models have it
     # Workers of several kinds, in turns: how many times as long a step takes, and the share of ``kv_tokens`` there is.
     gpus: tuple[tuple[float, float], ...] = ((1.0, 1.0),)
     kv_token_bytes: int = 131_072  # 8B model, 8 KV heads, bfloat16

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from serve_app.costs.pace import Pace
 from serve_app.costs.states import share_out, slot_bytes
 from serve_app.engine.blocks import BLOCK_TOKENS, BlockPool, blocks_for
 from serve_app.engine.engine import Engine
@@ -51,6 +52,8 @@ class EngineLimits:
     state_slots: int = 0
     # Of a pipeline's steps at a time; 0: as many as it has stages.
     under_way: int = 0
+    # Seconds between tokens that steps keep to, as a mean.
+    itl_s: float | None = None
 
 
 def num_blocks(limits: EngineLimits, block_bytes: int) -> int:
@@ -131,6 +134,7 @@ def build_engine(model: CausalModel, limits: EngineLimits, wire: Callable[[Engin
         max_model_len=min(limits.max_model_len, model.max_model_len, (count - 1) * BLOCK_TOKENS),
         eos_token_ids=model.eos_token_ids,
     )
+    scheduler.pace = Pace(limits.itl_s)
     scheduler.score_rows = score_rows(model.vocab_size)
     scheduler.extend_at, scheduler.recompute = model.extend_at, model.recompute
     runner = Runner(model.forward, model.kv_shape.allocate(count + limits.reserved_blocks, model.device, slots))

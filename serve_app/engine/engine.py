@@ -140,6 +140,8 @@ class Engine:
             self.speculation.after_step(step, started, looked)
         seconds = time.perf_counter() - started
         sample = self._measure(step, seconds)
+        texts = sample.decode_seqs
+        self.scheduler.pace.took(seconds, sum(len(o.token_ids) for o in outputs) / texts if texts else 0.0)
         if self.scheduler.shares:
             self.scheduler.sharing.learn(sample)
         self._count(prompt, outputs, seconds)

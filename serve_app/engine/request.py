@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from serve_app.kv.keys import all_over
+from serve_app.kv.keys import BLOCK_TOKENS, all_over, block_keys
 from serve_app.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -177,3 +177,9 @@ class Request:
     def pending(self) -> int:
         """Tokens whose K/V are still to be computed, drafts included."""
         return self.known - self.computed
+
+    def name_blocks(self, tokens: int) -> None:
+        """Gives the full blocks of the first ``tokens`` their keys."""
+        full = tokens // BLOCK_TOKENS
+        if len(self.keys) < full:
+            self.keys = block_keys(self.root, self.tokens[: full * BLOCK_TOKENS], known=self.keys, media=self.media)

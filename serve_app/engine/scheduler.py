@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from serve_app.costs.pace import Pace
 from serve_app.engine.blocks import BLOCK_TOKENS, BlockPool, blocks_for
 from serve_app.engine.branches import name_at, seal_tail
 from serve_app.engine.drafts import accept, append
@@ -27,7 +28,7 @@ from serve_app.engine.scores import scorable, told, untold
 from serve_app.engine.sharing import Room, Sharing, comes, kind, put, realtime
 from serve_app.engine.state_slots import Stateless
 from serve_app.engine.step import Copy, Load, Prefix, Sampled, Scheduled, Step, StepOutput
-from serve_app.kv.keys import block_keys, extended_root
+from serve_app.kv.keys import extended_root
 
 
 class Scheduler:
@@ -50,6 +51,7 @@ class Scheduler:
         self.running: list[Request] = []
         self._prefixes: dict[str, Prefix] = {}
         self.sharing = Sharing()
+        self.pace = Pace()
         self.preemptions = 0
         # Models with a second set of rotary frequencies: the length beyond which a text has them (None: no such model),
         # and whether a text that grows beyond it is computed anew.
@@ -63,6 +65,10 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
+
+    @property
+    def step_tokens(self) -> int:
+        return self.pace.tokens(self.max_batch_tokens, least=self.max_num_seqs)
 
     @property
     def queued_tokens(self) -> int:
@@ -150,7 +156,7 @@ class Scheduler:
         # Those that generate come before those that still prefill, so that a long prompt delays nobody's next token.
         order = sorted(requests, key=lambda r: r.pending > 1 + len(r.draft))
         wanted = [self._blocks_wanted(r) for r in order]
-        owed, budget = sum(wanted), self.max_batch_tokens - step.tokens
+        owed, budget = sum(wanted), self.step_tokens - step.tokens
         for index, request in enumerate(order):
             owed -= wanted[index]
             if request.status is not Status.RUNNING or budget <= 0 or request.pending == 0 or request.held:
@@ -167,17 +173,17 @@ class Scheduler:
             if room is not None:
                 room.take(request, request.computed, count)
             step.add(self._schedule(request, count))
-            budget = self.max_batch_tokens - step.tokens
+            budget = self.step_tokens - step.tokens
 
     def _let_in(self, step: Step, room: Room | None = None) -> None:
         """Admits waiting requests: real-time ones, in the place of batch requests if need be; with ``room``, these."""
-        budget, batch = self.max_batch_tokens - step.tokens, room is not None
+        budget, batch = self.step_tokens - step.tokens, room is not None
         waiting = kind(self.waiting, batch) if self.waiting else []
         while waiting and budget > 0 and not step.preempted and not (batch and step.yielded):
             heads = self.sharing.turns.order(waiting, kind(self.running, batch))
             request = heads[0]
             if batch:
-                self._extend_keys(request, len(request.tokens) - 1)
+                request.name_blocks(len(request.tokens) - 1)
                 if comes(request, self.running, self.blocks):
                     waiting.remove(request)
                     continue
@@ -261,7 +267,7 @@ class Scheduler:
         # At least the last token is computed: its logits are wanted, or (prefill only) a step is what ends the request.
         # So is every token whose row has something to tell of the prompt.
         reusable = len(request.tokens) - 1 if request.scored >= request.score_end else request.scored
-        self._extend_keys(request, reusable)
+        request.name_blocks(reusable)
         prefix = self._prefixes.get(request.id)
         reused = reuse(request, reusable, prefix, self.blocks, self.states)
         start, hits = reused.start, reused.hits
@@ -367,17 +373,10 @@ class Scheduler:
             at += 1
         self.waiting.insert(at, request)
 
-    def _extend_keys(self, request: Request, tokens: int) -> None:
-        full = tokens // BLOCK_TOKENS
-        if len(request.keys) < full:
-            request.keys = block_keys(
-                request.root, request.tokens[: full * BLOCK_TOKENS], known=request.keys, media=request.media
-            )
-
     def _seal(self, request: Request) -> None:
         """Names the blocks that have become full."""
         full = request.computed // BLOCK_TOKENS
-        self._extend_keys(request, request.computed)
+        request.name_blocks(request.computed)
         for index in range(request.sealed, full):
             self.blocks.seal(request.blocks[index], request.keys[index])
         request.sealed = max(request.sealed, full)

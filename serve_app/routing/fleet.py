@@ -32,8 +32,8 @@ HELD_S = 0.1
 
 @dataclass(slots=True, frozen=True)
 class Transfers:
-    """What one request moves: seconds of the prefill worker's link for a fetch, ``crossing`` of them from other nodes, and
-    of the decode worker's for a hand-over that is ``ready`` so many seconds after the decision.
+    """What one request moves: seconds of the prefill worker's link for a fetch, ``crossing`` of them from other nodes,
+    and of the decode worker's for a hand-over that is ``ready`` so many seconds after the decision.
     """
 
     fetch: float = 0.0

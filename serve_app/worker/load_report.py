@@ -144,7 +144,7 @@ class EngineLoad:
             used_blocks=scheduler.blocks.used_blocks,
             total_blocks=scheduler.blocks.num_blocks - 1,
             block_tokens=BLOCK_TOKENS,
-            max_batch_tokens=scheduler.max_batch_tokens,
+            max_batch_tokens=scheduler.step_tokens,
             step_seconds=self._engine.meter.mean_seconds,
             steps=tuple(self._steps),
             fetches=self._take_fetches(),

@@ -164,3 +164,21 @@ def test_only_asks_for_known_models_of_the_profile(tmp_path: Path) -> None:
     with pytest.raises(CatalogError, match=r"draft\.weights\.path|weights\.path"):
         write(tmp_path / "models", GOOD.replace("repo: me/mine, revision: main", "path: nowhere"))
         load_catalog(tmp_path).started("local", ["@cf/me/mine"])
+
+
+def test_gpu_records_are_shaped_for_roles_that_move() -> None:
+    """A worker of either stage can take the other's work: what the simulated machine of `benchmarks trace` has."""
+    from benchmarks.trace.spec import RECORD_KV_TOKENS, RECORD_SEQS, ClusterSpec
+
+    found = 0
+    for record in load_catalog(None):
+        stages = profile.stages if (profile := record.serving.get("gpu")) else {}
+        if not {"prefill", "decode"} <= set(stages):
+            continue
+        sizes = [stages[stage] for stage in ("prefill", "decode")]
+        assert len({(s.max_batch_tokens, s.max_num_seqs, s.kv_cache_bytes, s.num_gpus) for s in sizes}) == 1, record.id
+        found += 1
+    assert found >= 10
+    eight = load_catalog(None)["@cf/meta/llama-3.1-8b-instruct"].serving["gpu"].stages["decode"]
+    assert (eight.max_num_seqs, eight.max_batch_tokens) == (RECORD_SEQS, ClusterSpec().chunk)
+    assert eight.kv_cache_bytes == RECORD_KV_TOKENS * ClusterSpec().kv_token_bytes

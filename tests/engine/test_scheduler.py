@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from serve_app.costs.pace import Pace
 from serve_app.engine.drafts import accept
 from serve_app.engine.engine import Engine
 from serve_app.engine.request import Request, Status
@@ -41,6 +42,20 @@ def test_a_long_prompt_delays_nobodys_next_token():
     engine.add(request("long", random_prompt(0, 500), max_tokens=1))
     for _ in range(30):
         assert scheduled_counts(run_step(engine)) == {"a": 1, "b": 1, "long": 14}
+
+
+def test_beside_texts_a_step_takes_half_of_a_prompt_while_gaps_are_too_long():
+    engine = make_engine(HistoryModel(), max_batch_tokens=16, max_num_seqs=4)
+    engine.scheduler.pace = Pace(1e-9)  # no step is short enough
+    prompt = random_prompt(0, 80)
+    engine.add(request("long", prompt, max_tokens=1))
+    assert [s.count for s in run_step(engine).scheduled] == [16]  # nobody waits for a token
+    collect(engine)
+    engine.add(request("a", [1, 2, 3], max_tokens=60))
+    for _ in range(3):
+        engine.step()
+    engine.add(request("long", prompt, max_tokens=1))
+    assert scheduled_counts(run_step(engine)) == {"a": 1, "long": 7}
 
 
 def test_waiting_requests_come_in_order_of_arrival():

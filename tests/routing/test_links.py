@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from serve_app.costs.transfers import FetchSample
 from serve_app.routing.admission import Admission
+from serve_app.routing.beliefs import pool_holder
 from serve_app.routing.fairness import FairQueue
 from serve_app.routing.links import WATCH_S, Link
 from serve_app.routing.types import Decision
-from tests.routing.fleets import load, request, router
+from tests.routing.fleets import keys, load, request, router
 
 SECOND = 25_000  # tokens: 40 us each, from another node, and 13 us from the node's pool
 
@@ -100,3 +102,36 @@ def test_a_fetch_that_waits_long_is_computed_instead() -> None:
     one.report(load("w", "mixed", at=1.0, incoming_tokens=100_000))
     decision = one.choose(request("again", 8000, talk=1), 1.0)
     assert decision.uncached == 8000 and decision.fetch == 0.0
+
+
+def test_fetches_from_other_nodes_wait_for_each_other() -> None:
+    one = router(load("w1", node="b"), load("w2", node="b"), load("w3", node="c"), split=False)
+    for _ in range(200):
+        one.costs.take([], [FetchSample("remote", 10_000, 0.1)], "w1")
+    for talk in range(6):
+        one.locality.add(keys(talk, 12_000), pool_holder("a"))
+    asked = [request(f"r{talk}", 12_000, talk) for talk in range(3)]
+    first = one.choose(asked[0], 1.0)
+    assert first.crossing == first.fetch > 0
+    one.commit(asked[0], first, 1.0)
+    node = one.fleet.workers[first.decode].load.node
+    other = next(n for n in ("b", "c") if n != node)
+    # The other worker of that node has a free link of its own, and not into the node.
+    assert one.fleet.inbound(node).wait(1.0) == pytest.approx(first.fetch)
+    assert one.fleet.inbound(other).wait(1.0) == 0.0
+    second = one.choose(asked[1], 1.0)
+    assert one.fleet.workers[second.decode].load.node == other
+    one.finished("r0")
+    assert one.fleet.inbound(node).wait(1.0) == 0.0
+    # A node without workers is forgotten.
+    one.commit(asked[1], second, 1.0)
+    for worker in list(one.fleet.workers):
+        one.remove(worker)
+    assert not one.fleet._inbound and not one.fleet._on_node
+
+
+def test_what_comes_to_a_worker_without_a_neighbour_comes_from_another_node() -> None:
+    near = router(load("w1", node="a"), load("w2", node="a", incoming_tokens=10_000))
+    far = router(load("w1", node="a"), load("w2", node="b", at=1.0, incoming_tokens=10_000))
+    waits = [one.fleet.workers["w2"].link.wait(at) for one, at in ((near, 0.0), (far, 1.0))]
+    assert waits[1] > 2 * waits[0] > 0

@@ -118,3 +118,22 @@ def test_it_grows_and_knows_what_it_knew() -> None:
     assert all(index.match(chain(talk, 5)) == {"w9": 5} for talk in range(1000, 2000))
     with pytest.raises(ValueError, match="only grow"):
         index.grow(100)
+
+
+def test_it_goes_on_after_so_many_look_ups_that_stamps_are_full() -> None:
+    index = LocalityIndex(16)  # two buckets
+    old, new = chain(0, 3), chain(1, 3)
+    index.add(old, "w0")
+    index._clock = 2**32 - 2
+    index.add(new, "w1")
+    for _ in range(5):
+        assert index.match(new) == {"w1": 3}
+    # Who is older is still known: of a full index the old ones go first.
+    for talk in range(2, 12):
+        index.add(chain(talk, 1), "w2")
+        index.match(new)
+    assert index.match(new) == {"w1": 3}
+    for talk in range(12, 60):
+        index.add(chain(talk, 1), "w2")
+        index.match(new)
+    assert index.match(old) == {} and index.match(new) == {"w1": 3}

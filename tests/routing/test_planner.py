@@ -245,3 +245,16 @@ def test_two_equal_workers_never_change_places_however_noisy_their_speeds() -> N
     loads = [load("p", "prefill"), load("d", "decode")]
     assert costs.slowness("d") == 1.0
     assert all(Planner(costs).plan(loads, HEAVY_PREFILL, float(at)).moved == [] for at in range(60))
+
+
+def test_links_between_nodes_count_where_workers_have_no_neighbours() -> None:
+    demand = Demand(1.0, 4000.0, 1000.0, prompts=40_000.0)
+    near = [load(f"w{i}", node="a") for i in range(4)]
+    far = [load(f"w{i}", node=f"n{i}") for i in range(4)]
+    slow = [1.0] * 4
+
+    def decode(loads) -> float:
+        return planner()._shares(loads, slow, demand, 0, links=True)[0].decode
+
+    node, remote = (CostModel().transfer_seconds(tier, 1) for tier in ("node", "remote"))
+    assert decode(far) == approx(decode(near) * node / remote)  # the share of it that one worker could take

@@ -11,10 +11,10 @@ from serve_app.channel.served import gateway_name
 from serve_app.engine.request import Request
 from serve_app.sampling_params import SamplingParams
 from serve_app.wire.address import InboxAddress
-from serve_app.wire.load import KEY_BYTES, MAX_EVICTED, Batch
+from serve_app.wire.load import KEY_BYTES, MAX_EVICTED, Batch, Fetch
 from serve_app.wire.replicas import Listen
 from serve_app.worker.load_report import EngineLoad
-from tests.engine.fake import HistoryModel, make_engine
+from tests.engine.fake import HistoryModel, make_engine, request
 from tests.tiny import ROOT
 
 
@@ -139,4 +139,22 @@ async def test_a_worker_says_that_its_replica_leaves() -> None:
     load.subscribe(Listen(gateways[1], 60.0, "r", "decode", None))
     assert load._measure().leaving
     load.close()
+    await sender.aclose()
+
+
+async def test_what_was_measured_is_told_even_if_a_report_was_not_worth_sending() -> None:
+    engine, sender, fetches = make_engine(HistoryModel()), TokenSender("w"), deque[Fetch]()
+    load = EngineLoad("m", "decode", "n1", engine, sender, fetches)
+    fetches.append(Fetch("node", 1000, 0.01))
+    engine.add(request("a", [1, 2, 3]))
+    engine.step()
+    first = load._measure()
+    assert first.fetches == (Fetch("node", 1000, 0.01),) and len(first.steps) == 1
+    # The reporter looked and sent nothing.
+    again = load._measure()
+    assert (again.fetches, again.steps) == (first.fetches, first.steps)
+    fetches.append(Fetch("disk", 500, 0.02))
+    assert load._measure().fetches == (*first.fetches, Fetch("disk", 500, 0.02))
+    load._told()
+    assert (load._measure().fetches, load._measure().steps) == ((), ())
     await sender.aclose()

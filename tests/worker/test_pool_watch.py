@@ -64,3 +64,22 @@ async def test_it_tells_of_evictions_and_of_another_pool(monkeypatch) -> None:
     assert changes == ["a", "b"] and watch.take() == Pool("b", 80)
     assert client.asked == [-1, -1, 7, 9, 10, 400, 400, 0]
     watch.close()
+
+
+async def test_keys_that_are_dropped_while_a_report_is_on_its_way_are_not_taken_for_others(monkeypatch) -> None:
+    monkeypatch.setattr(pool_watch, "WAITING", 4)
+    client = FakeClient()
+    watch = PoolWatch(client)  # type: ignore[arg-type]
+    watch.start(lambda: None)
+    client.news_of.put_nowait(PoolNews("a", 500, 1, []))
+    client.news_of.put_nowait(PoolNews("a", 500, 2, names(1, 2)))
+    async with asyncio.timeout(20):
+        while len(client.asked) < 3:
+            await asyncio.sleep(0.001)
+        assert watch.take().evicted
+        client.news_of.put_nowait(PoolNews("a", 500, 3, names(3, 4, 5, 6)))
+        while len(client.asked) < 4:
+            await asyncio.sleep(0.001)
+    watch.sent()
+    assert watch.take().evicted == b"".join(name[:KEY_BYTES] for name in names(3, 4, 5, 6))
+    watch.close()
