@@ -111,7 +111,10 @@ class EngineStage:
 
     def _listen(self, gateway: Subscribe, lease_s: float) -> Listen:
         wish = gateway.roles.get(self.replica_id)
-        return Listen(gateway.inbox, lease_s, self.replica_id, self.role, wish, gateway.plans, self._leaving)
+        return Listen(
+            gateway.inbox, lease_s, self.replica_id, self.role, wish, gateway.plans, self._leaving,
+            gateway.since,
+        )  # fmt: skip
 
     async def _watch_draining(self) -> None:
         """Gateways go by what the worker says: from the moment on at which Serve takes the replica away, it says so."""

@@ -12,10 +12,10 @@ class Nothing(Message, tag="nothing:1", frozen=True):
     """For a call or an answer that says nothing but that it has come."""
 
 
-class Subscribe(Message, tag="subscribe:2", frozen=True):
+class Subscribe(Message, tag="subscribe:3", frozen=True):
     """Gateway -> replicas: wants load reports at ``inbox`` for ``lease_s`` seconds. ``needed``: replicas of each stage
     that the gateway's requests need; ``roles``: what it wishes which replica to prefer. ``plans``: it may be
-    the one whose wishes count; one that has batches alone has none.
+    the one whose wishes count; one that has batches alone has none. ``since``: the minute in which it began.
     """
 
     inbox: InboxAddress
@@ -23,6 +23,7 @@ class Subscribe(Message, tag="subscribe:2", frozen=True):
     needed: dict[str, float] = {}
     roles: dict[str, str] = {}
     plans: bool = True
+    since: int = 0
 
 
 class Subscribed(Message, tag="subscribed:2", frozen=True):
@@ -32,7 +33,7 @@ class Subscribed(Message, tag="subscribed:2", frozen=True):
     listens: bool = True
 
 
-class Listen(Message, tag="listen:3", frozen=True):
+class Listen(Message, tag="listen:4", frozen=True):
     """Replica -> its worker: what :class:`Subscribe` means for it. ``replica``: Serve's id; ``role``: what it is by the
     catalogue; ``wish``: what that gateway wishes it to prefer; ``leaving``: Serve is taking the replica away.
     """
@@ -44,6 +45,7 @@ class Listen(Message, tag="listen:3", frozen=True):
     wish: str | None = None
     plans: bool = True
     leaving: bool = False
+    since: int = 0
 
 
 class Counters(Message, tag="counters:1", frozen=True):

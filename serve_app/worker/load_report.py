@@ -32,11 +32,12 @@ from serve_app.worker.pool_watch import PoolWatch
 
 
 class _Wish(NamedTuple):
-    """What a gateway wishes this worker to prefer, until when, and where it listens."""
+    """What a gateway wishes this worker to prefer, until when, where it listens, and since which minute."""
 
     until: float
     role: str | None
     inbox: InboxAddress
+    since: int
 
 
 class EngineLoad:
@@ -88,15 +89,16 @@ class EngineLoad:
         return self._replica
 
     def subscribe(self, call: Listen) -> None:
-        """Several gateways may wish for several things. One is followed, the same at all workers of the model: its
-        gateways have different ranks for each model.
+        """Several gateways may wish for several things. One is followed, the same at all workers of the model: of those
+        that began first, which have different ranks for each model. One that comes later would know nothing of what
+        caches hold, of sessions and of the load.
         """
         self._replica = call.replica
         self._leaving |= call.leaving
         if self._pool is not None:
             self._pool.start(self._reporter.changed)
         if call.plans:
-            self._wishes[gateway_name(call.inbox)] = _Wish(time.monotonic() + call.lease_s, call.wish, call.inbox)
+            self._wishes[gateway_name(call.inbox)] = _Wish(time.monotonic() + call.lease_s, call.wish, call.inbox, call.since)
         planner = self._planner()
         self._role = (planner and self._wishes[planner].role) or self._role or call.role
         self._reporter.subscribe(call.inbox, call.lease_s)
@@ -117,8 +119,8 @@ class EngineLoad:
         there = [name for name, wish in self._wishes.items() if self._sender.connected(wish.inbox)]
         return min(there or self._wishes, key=self._rank, default="")
 
-    def _rank(self, gateway: str) -> bytes:
-        return blake2b(f"{self._model}\0{gateway}".encode(), digest_size=8).digest()
+    def _rank(self, gateway: str) -> tuple[int, bytes]:
+        return self._wishes[gateway].since, blake2b(f"{self._model}\0{gateway}".encode(), digest_size=8).digest()
 
     def _measure(self) -> LoadReport:
         from serve_app.engine.blocks import BLOCK_TOKENS

@@ -67,7 +67,7 @@ FIELDS = {
     "generated-many:1": "results",
     "generated:4": "finish cached path undelivered replica prompt_logprobs",
     "hello:2": "secret worker_id",
-    "listen:3": "inbox lease_s replica role wish plans leaving",
+    "listen:4": "inbox lease_s replica role wish plans leaving since",
     "load:8": "replica model stage role node planner gateways queued_tokens running waiting max_seqs used_blocks "
     "total_blocks block_tokens max_batch_tokens step_seconds steps fetches served batch adapters standing "
     "incoming_tokens owner weights evicted pool leaving zone",
@@ -113,7 +113,7 @@ FIELDS = {
     "total_seq_len decodes extended embedded_rows embedded_values ends adapters axes captured states",
     "resume:1": "streams",
     "stream-over:1": "id",
-    "subscribe:2": "inbox lease_s needed roles plans",
+    "subscribe:3": "inbox lease_s needed roles plans since",
     "subscribed:2": "replica listens",
     "tokens:2": "items",
     "turned-away:1": "id retry_after reason start_worker",

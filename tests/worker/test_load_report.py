@@ -102,6 +102,27 @@ async def test_one_of_the_gateways_owns_a_model_and_another_may_own_the_next() -
     await sender.aclose()
 
 
+async def test_a_gateway_that_comes_later_takes_no_model_away() -> None:
+    sender = TokenSender("w")
+    old, late = ([InboxAddress("127.0.0.1", port, b"s" * 16) for port in ports] for ports in ((1, 2), range(3, 20)))
+    for model in ("m1", "m2", "m3", "m4"):
+        load = EngineLoad(model, "decode", "n1", make_engine(HistoryModel()), sender, deque())
+        for inbox in old:
+            load.subscribe(Listen(inbox, 60.0, "r", "decode", None, since=7))
+        owner = load._measure().owner
+        for inbox in late:
+            load.subscribe(Listen(inbox, 60.0, "r", "decode", None, since=8))
+        assert load._measure().owner == owner
+        # Nor does a worker that hears of the later ones first follow another.
+        other = EngineLoad(model, "decode", "n1", make_engine(HistoryModel()), sender, deque())
+        for inbox, since in ((late[0], 8), (old[1], 7), (old[0], 7)):
+            other.subscribe(Listen(inbox, 60.0, "r", "decode", None, since=since))
+        assert other._measure().owner == owner
+        for one in (load, other):
+            one.close()
+    await sender.aclose()
+
+
 async def test_keys_that_the_cache_has_let_go_are_told_until_a_report_is_sent() -> None:
     engine, sender = make_engine(HistoryModel(), num_blocks=9), TokenSender("w")
     load = EngineLoad("m", "decode", "n1", engine, sender, deque(), weights=b"weights")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -25,6 +26,8 @@ EAGER_S = 0.5
 # The least time between two rounds, however many requests wait for a report.
 HURRY_S = 0.02
 TIMEOUT_S = 5.0
+# Gateways that start within one such period share the models among them; later ones take none away.
+COHORT_S = 60.0
 # Share of a replica's time that requests must need before a stage without replicas gets its first.
 WAKE_ABOVE = 0.1
 STAGES = ("decode", "prefill")
@@ -62,6 +65,7 @@ class Subscriptions:
         self._roles: dict[tuple[str, str], Any] = {}  # as last sent
         self._running: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._plans = True
+        self._since = int(time.time() // COHORT_S)
         self._hurried = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -97,7 +101,7 @@ class Subscriptions:
         return stage in plan.silent and _expected(model, stage)
 
     async def _subscribe(self, model: ServedModel, stage: str, plan: Wanted) -> None:
-        call = Subscribe(self._inbox.address, LEASE_S, plan.needed, plan.roles, self._plans)
+        call = Subscribe(self._inbox.address, LEASE_S, plan.needed, plan.roles, self._plans, self._since)
         self._roles[model.id, stage] = plan.roles
         again, listens = PERIOD_S, False
         try:
