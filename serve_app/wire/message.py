@@ -1,10 +1,14 @@
 """What all messages share: a name with a version, and bytes to and fro.
 
-A message is a msgpack array that begins with its tag, ``name:version``. Whoever changes a message's fields, or what
-they mean, raises its version; a test compares the fields with those written down for the version. Processes of two
-versions meet while an upgrade replaces replicas one by one. They refuse each other's messages with
-:class:`WrongVersion`: a gateway tries other replicas and then answers 3040 with ``Retry-After``, and where it refuses
-a worker's tokens on the channel, it asks for them by calls.
+A message is a msgpack array that begins with its tag, ``name:version``. Processes of two releases meet while an upgrade
+replaces replicas one by one, forward or back. So fields are only ever added, behind the others and with a default: a
+reader passes over fields that it does not know, and takes the default of those that are not there. A test compares
+the fields with those of the last release (``tests/wire/released.json``).
+
+A field that means something else now, or that an older reader must not pass over, needs another version of the message.
+The two refuse each other's with :class:`WrongVersion`: a gateway tries other replicas and then answers 3040 with
+``Retry-After``, and where it refuses a worker's tokens on the channel, it asks for them by calls. Better is to do it in
+two releases, of which the first reads both.
 
 A call that carries one plain value (a request's or a chunk's id) has no message of its own.
 """
@@ -29,7 +33,7 @@ class WrongVersion(BadMessage):
     """A message of another version of this program: deploy the same version everywhere."""
 
 
-class Message(msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True):
+class Message(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Base of all messages; each gives its ``tag``."""
 
     def encode(self) -> bytes:

@@ -30,7 +30,7 @@ Offset = Annotated[int, Meta(ge=0)]
 TokenId = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
 
 
-class TokenItem(msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True):
+class TokenItem(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Tokens of one stream from ``offset`` on (counted from 0): what a step made, or the end of the stream, or both.
 
     ``logprobs``: one per token, if asked for. ``cached``: with a request's first token, how many of the prompt's tokens

@@ -199,5 +199,6 @@ async def test_a_gateway_that_ends_leaves_nothing_behind(gateways):
 async def test_a_store_that_must_not_be_used_stops_the_start(gateways, store):
     with store.database.unprepared() as connection:
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+        connection.exec_driver_sql("DELETE FROM schema_programs")
     with pytest.raises(StateError, match="newer"):
         await gateways.make("one").start()

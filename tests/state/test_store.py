@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import multiprocessing
 import os
 import re
@@ -23,7 +24,7 @@ from serve_app.cli import main
 from serve_app.state.callers.accounts import USUAL_SCOPES, hash_key
 from serve_app.state.callers.book import AccountBook
 from serve_app.state.errors import StateError
-from serve_app.state.migrations import HEAD
+from serve_app.state.migrations import HEAD, SERVES
 from serve_app.state.protocols import Row
 from serve_app.state.spending.ledger import Entry
 from serve_app.state.spending.quotas import NEURONS, Quota
@@ -133,10 +134,62 @@ def test_processes_that_start_at_once_make_the_schema_once(database, tmp_path):
         assert len(store.accounts.all()) == 3
 
 
+def test_a_newer_schema_that_says_so_can_be_used(store, open_store, caplog):
+    with store.database.unprepared() as connection:
+        connection.execute(sa.text("UPDATE alembic_version SET version_num = '9999'"))
+        connection.execute(sa.text("ALTER TABLE accounts ADD COLUMN later VARCHAR DEFAULT 'x' NOT NULL"))
+        connection.execute(sa.text("INSERT INTO schema_programs VALUES ('9999')"))
+    caplog.set_level(logging.INFO, "ray.serve")
+    again = open_store("home")
+    key = again.accounts.add("team-b")
+    assert key and "team-b" in again.accounts.all() and migrate.version(again.database) == "9999"
+    assert f"this one knows {HEAD} and can use it" in caplog.text
+
+
+def additive(before: dict, after: dict) -> str:
+    """What a program that knows ``before`` would not find or could not leave out in ``after``; "": nothing."""
+    for table, columns in before.items():
+        for name, kind in columns.items():
+            if after.get(table, {}).get(name, (None,))[0] != kind[0]:
+                return f"{table}.{name}"
+        for name in after[table].keys() - columns.keys():
+            if not after[table][name][1]:
+                return f"{table}.{name} is needed"
+    return ""
+
+
+def columns_of(connection) -> dict:
+    """Table to column to its type, and whether it may be left out."""
+    tables = sa.MetaData()
+    tables.reflect(connection)
+    return {
+        table.name: {c.name: (str(c.type), c.nullable or c.server_default is not None) for c in table.columns}
+        for table in tables.tables.values()
+    }
+
+
+def test_older_programs_that_are_named_can_use_the_schema(database, tmp_path):
+    with closing(Database(tmp_path / "x", database, lambda _: None)) as old, old.unprepared() as connection:
+        config = migrate._config()
+        config.attributes["connection"] = connection
+        found = {}
+        for version in (*sorted(SERVES), HEAD):
+            command.upgrade(config, version)
+            found[version] = columns_of(connection)
+    for version in SERVES:
+        assert additive(found[version], found[HEAD]) == "", f"programs of {version} cannot use {HEAD}"
+    # What would be found.
+    one = {"t": {"a": ("VARCHAR", False)}}
+    assert additive(one, {"t": {"a": ("VARCHAR", False), "b": ("VARCHAR", True)}, "u": {}}) == ""
+    assert additive(one, {"t": {"a": ("VARCHAR", False), "b": ("VARCHAR", False)}}) == "t.b is needed"
+    assert additive(one, {"t": {"b": ("VARCHAR", True)}}) == additive(one, {}) == "t.a"
+
+
 def test_a_newer_schema_is_refused_and_stays_as_it_is(store, open_store, database, tmp_path, monkeypatch, capsys):
     key = store.accounts.add("team-a")
     with store.database.unprepared() as connection:
         connection.execute(sa.text("UPDATE alembic_version SET version_num = '9999'"))
+        connection.execute(sa.text("DELETE FROM schema_programs"))
     later = open_store()
     for _ in range(2):
         with pytest.raises(StateError, match="9999.*newer than this program's.*restore the backup"):

@@ -147,6 +147,7 @@ def test_a_start_asks_for_a_store_only_where_there_is_something_to_do(tmp_path, 
         assert not opened
         with store.database.unprepared() as connection:
             connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+            connection.exec_driver_sql("DELETE FROM schema_programs")
     check(tmp_path, None)
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "accounts.yaml").write_text("{}")
@@ -160,6 +161,7 @@ def test_a_start_says_what_is_wrong_with_the_store(tmp_path):
         store.open()
         with store.database.unprepared() as connection:
             connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+            connection.exec_driver_sql("DELETE FROM schema_programs")
     with pytest.raises(StateError, match="newer"):
         check(tmp_path, None)
     with pytest.raises(StateError, match="cannot be reached.*Start it, or correct the setting"):

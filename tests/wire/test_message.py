@@ -26,8 +26,10 @@ from serve_app.wire.generate import (
     read_generate_call,
     read_generate_result,
 )
-from serve_app.wire.message import BadMessage, Message, WrongVersion
-from serve_app.wire.tokens import TokenItem
+from serve_app.wire.load import LoadReport
+from serve_app.wire.message import BadMessage, Message, MessageDecoder, WrongVersion
+from serve_app.wire.tokens import Tokens, TokenItem
+from tests.wire import released
 
 MODULES = [
     importlib.import_module(f"serve_app.wire.{module.name}") for module in pkgutil.iter_modules(serve_app.wire.__path__)
@@ -38,8 +40,7 @@ DECLARED = {
     for kind in vars(module).values()
     if inspect.isclass(kind) and issubclass(kind, Message) and kind is not Message
 }
-# The fields of each version. Whoever changes a message changes its version here and in its tag: processes of both
-# versions meet during an upgrade, and must not take the one for the other.
+# The fields of each version: processes of two releases meet during an upgrade.
 FIELDS = {
     "ack:1": "streams",
     "all-counters:1": "workers",
@@ -152,9 +153,31 @@ CALL = GenerateCall(
 )
 
 
-def test_a_change_of_fields_comes_with_a_new_version() -> None:
+def test_messages_are_as_written_down() -> None:
     found = {tag: " ".join(kind.__struct_fields__) for tag, kind in DECLARED.items()}
     assert found == FIELDS
+
+
+def test_of_what_the_last_release_says_nothing_has_changed_but_what_came_behind() -> None:
+    """``python -m tests.wire.released`` writes the file anew, with each release."""
+    for tag, fields in released.read()["messages"].items():
+        if (kind := DECLARED.get(tag)) is not None:
+            now = list(kind.__struct_fields__)
+            assert now[: len(fields)] == fields, f"{tag}: another version, or two releases"
+            added = now[len(fields) :]
+            with_default = now[len(now) - len(kind.__struct_defaults__) :]
+            assert set(added) <= set(with_default), f"{tag}: a release that has none sends none"
+    assert released.read()["tuples"] == released.tuples(), "a tuple takes no further field: add one to the message"
+
+
+def test_releases_read_each_others_messages() -> None:
+    newer = msgspec.msgpack.encode([*msgspec.msgpack.decode(CALL.encode()), "a field of the next release", [1]])
+    assert read_generate_call(newer) == CALL
+    report = LoadReport("r", "m", "decode", "mixed", "n")
+    of_older = msgspec.msgpack.encode(msgspec.msgpack.decode(report.encode())[:10])
+    assert MessageDecoder(LoadReport)(of_older) == report
+    item = msgspec.msgpack.encode(["tokens:2", [["s", 0, [1], None, [], 0, "new"]], "new"])
+    assert MessageDecoder(Tokens)(item).items[0].ids == (1,)
 
 
 def test_what_lies_inside_of_messages_is_as_written_down() -> None:

@@ -3,11 +3,15 @@
 An empty database gets the tables as they are declared, others the migrations that they lack: both lead to the same.
 Programs that start at the same time do it one after another, under a lock: PostgreSQL's advisory one, or a file beside
 SQLite's. Alembic is imported only where there is something to migrate.
+
+A newer program writes down which older ones can use its schema. These go on beside it while an upgrade replaces
+processes one by one, and can be started again after it.
 """
 
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import time
 from collections.abc import Iterator
@@ -21,9 +25,11 @@ from sqlalchemy.engine import Connection
 
 from serve_app.state import migrations
 from serve_app.state.errors import StateError
-from serve_app.state.migrations import HEAD
+from serve_app.state.migrations import HEAD, SERVES
 from serve_app.state.store.database import Database
-from serve_app.state.store.tables import ledger_closed, metadata
+from serve_app.state.store.tables import ledger_closed, metadata, schema_programs
+
+log = logging.getLogger("ray.serve")
 
 _VERSION_TABLE = "alembic_version"
 # Any number that nobody else locks in the same database.
@@ -39,14 +45,14 @@ def version(database: Database) -> str | None:
 
 def upgrade(database: Database) -> bool:
     """Makes the tables or brings them up to date; whether there was anything to do. Raises :class:`StateError` for a
-    schema of a newer program, which stays as it is.
+    schema of a newer program that this one cannot use. What a newer one has made stays as it is.
     """
-    if version(database) == HEAD:
+    if _usable(database):
         return False
     with locked(database):
-        found = version(database)
-        if found == HEAD:
+        if _usable(database):
             return False
+        found = version(database)
         if found is None:
             with database.unprepared() as connection:
                 _make(connection)
@@ -60,6 +66,20 @@ def upgrade(database: Database) -> bool:
         with database.unprepared() as connection:
             _run(config, connection)
     return True
+
+
+def _usable(database: Database) -> bool:
+    """Whether the schema is this program's, or a newer one that says so."""
+    with database.unprepared(write=False) as connection:
+        found = _version(connection)
+        if found == HEAD:
+            return True
+        if found is None or not sa.inspect(connection).has_table(schema_programs.name):
+            return False
+        usable = HEAD in connection.execute(sa.select(schema_programs.c.version)).scalars().all()
+    if usable:
+        log.info("%s has schema %s of a newer program; this one knows %s and can use it", database.name, found, HEAD)
+    return usable
 
 
 @contextmanager
@@ -96,6 +116,7 @@ def _make(connection: Connection) -> None:
             driver.execute(statement)
     connection.execute(sa.insert(ledger_closed).values(until=int(time.time() // 86_400)))
     connection.execute(sa.text(f"INSERT INTO {_VERSION_TABLE} (version_num) VALUES (:head)"), {"head": HEAD})
+    _write_programs(connection)
 
 
 @cache
@@ -146,3 +167,9 @@ def _run(config: Any, connection: Connection) -> None:
 
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
+    _write_programs(connection)
+
+
+def _write_programs(connection: Connection) -> None:
+    connection.execute(sa.delete(schema_programs))
+    connection.execute(sa.insert(schema_programs), [{"version": version} for version in (HEAD, *SERVES)])

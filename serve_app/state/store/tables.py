@@ -21,6 +21,9 @@ metadata = MetaData()
 # By so many seconds clocks of nodes may differ. What is later is of a clock that was put back: no claim lasts so long.
 AHEAD_S = 60.0
 
+# Versions of the schema that programs know which can use this one (`serve_app/state/migrations`).
+schema_programs = Table("schema_programs", metadata, Column("version", String, primary_key=True))
+
 accounts = Table(
     "accounts",
     metadata,
