@@ -14,16 +14,25 @@ from serve_app.catalog.load import Catalog
 from serve_app.config import Settings
 from serve_app.tasks.model import application_name
 
+
+class _Plain(yaml.SafeDumper):
+    """Without anchors: each application can be changed by itself."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
 _HEADER = """\
 # Made by `serve-app config {profile}`; do not edit, make it again. Deploy with `serve deploy`, see docs/operations.md.
 # It holds no key: the builders read $SERVE_APP_HOME on the head node and the environment of Ray there.
 """
 
 
-def deploy_config(settings: Settings, catalog: Catalog) -> dict[str, Any]:
+def deploy_config(settings: Settings, catalog: Catalog, code: str | None = None) -> dict[str, Any]:
     """The config of ``settings.profile``: the gateway, and one application for each model the profile starts.
 
     Where ``settings.models`` names some models, the gateway is told so as well, or it would wait for the others.
+    ``code``: a folder on every node, whose project the applications run instead of the installed one.
     """
     profile = settings.profile
     gateway: dict[str, Any] = {
@@ -32,8 +41,10 @@ def deploy_config(settings: Settings, catalog: Catalog) -> dict[str, Any]:
         "import_path": "serve_app.app:gateway",
         "args": {"profile": profile},
     }
-    if settings.models:
-        gateway["runtime_env"] = {"env_vars": {"SERVE_APP_MODELS": ",".join(settings.models)}}
+    runs = {"PYTHONPATH": code} if code else {}
+    told = {"SERVE_APP_MODELS": ",".join(settings.models)} if settings.models else {}
+    if told or runs:
+        gateway["runtime_env"] = {"env_vars": told | runs}
     models = [
         {
             "name": application_name(record.id),
@@ -41,6 +52,7 @@ def deploy_config(settings: Settings, catalog: Catalog) -> dict[str, Any]:
             "route_prefix": None,
             "import_path": "serve_app.app:model",
             "args": {"profile": profile, "model": record.id},
+            **({"runtime_env": {"env_vars": runs}} if runs else {}),
         }
         for record, _ in catalog.started(profile, settings.models)
     ]
@@ -58,7 +70,7 @@ def deploy_config(settings: Settings, catalog: Catalog) -> dict[str, Any]:
     }
 
 
-def render(settings: Settings, catalog: Catalog) -> str:
+def render(settings: Settings, catalog: Catalog, code: str | None = None) -> str:
     """:func:`deploy_config` as YAML."""
-    body = yaml.safe_dump(deploy_config(settings, catalog), sort_keys=False, width=120)
+    body = yaml.dump(deploy_config(settings, catalog, code), Dumper=_Plain, sort_keys=False, width=120)
     return _HEADER.format(profile=settings.profile) + body

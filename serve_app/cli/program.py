@@ -58,6 +58,9 @@ def parser() -> argparse.ArgumentParser:
     )
     config.add_argument("--cloud", choices=clouds.CLOUDS, help="print the file for `ray up` on that cloud instead")
     config.add_argument("--redis", metavar="HOST:PORT", help="with --kubernetes: where Ray's head keeps what it knows")
+    config.add_argument(
+        "--code", metavar="DIR", help="run the project in DIR, the same on every node, as an upgrade or a step back"
+    )
     config.set_defaults(command=_config)
 
     add_train_draft(commands)
@@ -92,7 +95,9 @@ def _config(arguments: argparse.Namespace) -> int:
     if arguments.kubernetes:
         print(kubernetes.render(settings, catalog, arguments.kubernetes, arguments.redis), end="")
     else:
-        print(serve_config.render(settings, catalog), end="")
+        if arguments.code and not Path(arguments.code).is_absolute():
+            raise ConfigError(f"--code is the same folder on every node: give its whole path, not {arguments.code}")
+        print(serve_config.render(settings, catalog, arguments.code), end="")
     return 0
 
 

@@ -132,6 +132,9 @@ def can_serve(application: ApplicationState, task: TaskDeclaration, before: bool
         return True
     if application.state not in ("deploying", "deploy_failed", "unhealthy"):
         return False
+    if not application.answering and before:
+        # Serve builds the application from a changed config, and tells nothing of the replicas, which go on.
+        return True
     needed = [answers for name, answers in application.answering.items() if name.lower() not in task.optional_stages]
     if needed and all(needed):
         return True

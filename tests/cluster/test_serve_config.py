@@ -103,6 +103,18 @@ def test_some_models_only_and_the_gateway_knows_which() -> None:
     assert gateway["runtime_env"] == {"env_vars": {"SERVE_APP_MODELS": ",".join(wanted)}}
 
 
+def test_applications_run_the_project_of_another_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "local", "--code", "/opt/next", "--models", "@cf/pico/pico-instruct"]) == 0
+    told = capsys.readouterr().out
+    assert "&id" not in told  # each can be changed by itself
+    applications = yaml.safe_load(told)["applications"]
+    assert len(applications) == 2
+    assert {a["runtime_env"]["env_vars"]["PYTHONPATH"] for a in applications} == {"/opt/next"}
+    assert applications[0]["runtime_env"]["env_vars"]["SERVE_APP_MODELS"] == "@cf/pico/pico-instruct"
+    assert main(["config", "local", "--code", "next"]) == 2
+    assert "give its whole path" in capsys.readouterr().err
+
+
 def test_a_model_that_the_profile_cannot_start_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "local", "--models", "@cf/qwen/qwen3-0.6b"]) == 2
     assert "has no local profile" in capsys.readouterr().err

@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks.serving.stack import Server
 from serve_app.state.store.sql import SqlStore
-from tests.cluster.test_head_lost import ports
+from tests.cluster.ray_start import ports
 from tests.conftest import share_weights
 from tests.waiting import until
 

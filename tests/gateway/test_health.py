@@ -33,6 +33,13 @@ def test_without_decode_and_prefill_nothing_answers(state) -> None:
     assert not serves(state, ("Embeddings",), task=EMBEDDINGS, of={"Embeddings": True})
 
 
+@pytest.mark.parametrize("state", ["deploying", "deploy_failed"])
+def test_while_serve_builds_an_application_anew_its_replicas_go_on(state) -> None:
+    """Serve then tells of no deployment; tests/cluster/test_versions.py meets it."""
+    assert serves(state, of={}) and not serves(state, of={}, before=False)
+    assert not serves("deleting", of={})
+
+
 def test_a_model_that_starts_waits_for_all_that_answers_depend_on() -> None:
     assert serves("deploying", ("Draft",), before=False)
     assert not serves("deploying", ("Prefill",), before=False) and not serves("deploying", ("Decode",), before=False)

@@ -21,7 +21,9 @@ def read() -> dict[str, Any]:
 
 
 def _declared() -> list[type]:
-    modules = (importlib.import_module(f"serve_app.wire.{m.name}") for m in pkgutil.iter_modules(serve_app.wire.__path__))
+    modules = (
+        importlib.import_module(f"serve_app.wire.{m.name}") for m in pkgutil.iter_modules(serve_app.wire.__path__)
+    )
     return [kind for module in modules for kind in vars(module).values() if inspect.isclass(kind)]
 
 

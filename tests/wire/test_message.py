@@ -28,7 +28,7 @@ from serve_app.wire.generate import (
 )
 from serve_app.wire.load import LoadReport
 from serve_app.wire.message import BadMessage, Message, MessageDecoder, WrongVersion
-from serve_app.wire.tokens import Tokens, TokenItem
+from serve_app.wire.tokens import TokenItem, Tokens
 from tests.wire import released
 
 MODULES = [
