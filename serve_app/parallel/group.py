@@ -1,6 +1,8 @@
 """What the ranks of a worker compute together: the few collectives of a forward pass, on CPUs (gloo) and GPUs (NCCL).
 
-Every rank calls the same ones in the same order; torch.distributed takes the way that fits a tensor's device.
+Every rank calls the same ones in the same order; torch.distributed takes the way that fits a tensor's device. That is
+the group's own for bytes, and for what is computed the one it was computed on: the check at load computes on processors
+whatever the ranks' devices are.
 """
 
 from __future__ import annotations
@@ -37,8 +39,6 @@ class Group:
         self.circles: list[Any] = [None, self._parts][: 1 + (place.tensor > 1)]
         # What has been sent and may not have arrived.
         self._sent: deque[tuple[Any, Tensor]] = deque()
-        # Sums of bfloat16 are taken in float32 where a processor takes them: gloo rounds after each rank.
-        self._wide = device.type == "cpu"
 
     def sum(self, x: Tensor) -> Tensor:
         """The sum of the parts' ``x``, of its dtype; bit for bit the same on all of them."""
@@ -46,7 +46,8 @@ class Group:
             return x
         with self.waiting.counted():
             dtype = x.dtype
-            whole = x.float() if self._wide else x
+            # Where a processor adds them up it is in float32: gloo rounds after each rank.
+            whole = x.float() if x.device.type == "cpu" else x
             # A tensor of the caller's stays as it is.
             whole = whole.contiguous() if whole is not x else x.clone(memory_format=torch.contiguous_format)
             dist.all_reduce(whole, group=self._parts)
@@ -109,7 +110,7 @@ class Group:
             if sender == 0:
                 parts.append(logits.float())
                 continue
-            parts.append(torch.empty(rows, width, device=self.device))
+            parts.append(torch.empty(rows, width, device=logits.device))
             if rows and width:
                 coming.append(dist.irecv(parts[-1], sender))
 
@@ -125,7 +126,7 @@ class Group:
         """What :meth:`collect` gives rank 0, on every rank: what they decide by it they decide alike."""
         whole = self.collect(logits, rows, widths)
         if self.place.rank:
-            whole = torch.empty(rows, sum(widths), device=self.device)
+            whole = torch.empty(rows, sum(widths), device=logits.device)
         if whole.numel():
             whole = whole.contiguous()
             with self.waiting.counted():

@@ -118,7 +118,7 @@ def understand(step: RankStep, kv: KVCache, dtype: torch.dtype) -> Batch:
     """The batch of a message, on the device of ``kv``; ``dtype`` is the model's."""
 
     def tensor(data: bytes, kind: torch.dtype) -> Tensor:
-        return torch.frombuffer(bytearray(data), dtype=kind).to(kv.device) if data else torch.empty(0, dtype=kind)
+        return _tensor(data, kind, kv.device)
 
     lengths = tensor(step.seq_lens, torch.int32)
     embeddings = None
@@ -154,11 +154,15 @@ def _row(rows: Rows) -> RankRows:
 
 
 def _rows(said: RankRows, device: torch.device) -> Rows:
-    def tensor(data: bytes) -> Tensor:
-        return torch.frombuffer(bytearray(data), dtype=torch.int64).to(device)
+    reads, index = (None if each is None else _tensor(each, torch.int64, device) for each in (said.reads, said.index))
+    return Rows(said.begin, said.count, reads, _tensor(said.writes, torch.int64, device), index, said.generated)
 
-    reads, index = (None if each is None else tensor(each) for each in (said.reads, said.index))
-    return Rows(said.begin, said.count, reads, tensor(said.writes), index, said.generated)
+
+def _tensor(data: bytes, kind: torch.dtype, device: torch.device) -> Tensor:
+    """Flat, on ``device``."""
+    if not data:  # of which torch makes no tensor
+        return torch.empty(0, dtype=kind, device=device)
+    return torch.frombuffer(bytearray(data), dtype=kind).to(device)
 
 
 @torch.inference_mode()

@@ -53,8 +53,13 @@ def layer_caches(full: Any, item: float, *, latent: bool, states: Mapping[int, i
     kinds = list(getattr(text, "layer_types", None) or [])
     if len(kinds) != count:
         kinds = [_whole_model(text)] * count
-    found = [_layer(text, kind, item, latent) for kind in kinds]
+    found = [_layer(own, kind, item, latent) for own, kind in zip(by_layer(text, count), kinds, strict=True)]
     return [replace(layer, state=(states or {}).get(index, 0)) for index, layer in enumerate(found)]
+
+
+def by_layer(text: Any, count: int) -> list[Any]:
+    """Each layer's configuration, where layers differ in more than their kind (Gemma 4)."""
+    return list(text.per_layer_config) if getattr(text, "is_heterogeneous", False) else [text] * count
 
 
 def _whole_model(text: Any) -> str:

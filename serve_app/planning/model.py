@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from serve_app.planning.cache import LayerCache, _first
+from serve_app.planning.cache import LayerCache, _first, by_layer
 from serve_app.planning.formats import Format
 from serve_app.planning.tensors import Tensor
 
@@ -117,11 +117,13 @@ def build(name: str, full: Any, tensors: Iterable[Tensor], caches: list[LayerCac
         _first(text, "num_attention_heads", "n_head", "n_heads") or 1
     )  # none where all layers keep states alone
     experts = int(_first(text, "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts") or 0)
-    chosen = int(_first(text, "num_experts_per_tok", "moe_top_k", "num_experts_per_token", "moe_topk") or 0)
+    named = ("num_experts_per_tok", "moe_top_k", "num_experts_per_token", "moe_topk", "top_k_experts")
+    chosen = int(_first(text, *named) or 0)
+    widest = max(int(_first(own, "head_dim") or hidden // heads) for own in by_layer(text, 1))
     inner = int(_first(text, "intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size") or 4 * hidden)
     return Model(
         name=name, layers=layers, outer=outer, caches=caches, hidden=hidden, inner=inner, heads=heads,
-        head_dim=int(_first(text, "head_dim") or hidden // heads), vocab=int(text.vocab_size),
+        head_dim=widest, vocab=int(text.vocab_size),
         experts=experts, chosen=chosen, moe_inner=int(_first(text, "moe_intermediate_size") or inner),
         context=int(_first(text, "max_position_embeddings", "n_positions", "max_seq_len") or 0),
         tied="head" not in outer, dropped=dropped,

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from transformers import (
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    Gemma4ForCausalLM,
+    Gemma4TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
     GptOssConfig,
     GptOssForCausalLM,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MixtralConfig,
@@ -60,6 +65,28 @@ def test_whole_experts_lie_on_one_rank():
     assert division.cuts["model.layers.0.self_attn.q_proj.weight"] == Cut(0)
 
 
+def test_experts_that_are_not_told_of_rows_are_not_held_whole():
+    """Llama 4's are, by a block that routes rows itself; of another form they are refused before anything is read."""
+    config = Llama4TextConfig(**tiny.COMMON | {"head_dim": 16, "num_local_experts": 4})
+    module = bare(Llama4ForCausalLM, config)
+    division = divide(module, Place(2, whole_experts=True))
+    names = {name for name, _ in module.named_modules() if name.endswith(".experts")}
+    assert division.experts == names and division.blocks == {name.rpartition(".")[0] for name in names}
+    for block in {name.rpartition(".")[0] for name in names}:
+        module.get_submodule(block).other = torch.nn.Identity()
+    with pytest.raises(UnsupportedModel, match="is not told which row has chosen which expert"):
+        divide(module, Place(2, whole_experts=True))
+
+
+def test_layers_with_inputs_of_their_own_keep_all_rows():
+    module = bare(Gemma4ForCausalLM, PER_LAYER)
+    assert dispatch_from(module, Place(4, whole_experts=True, dispatch="auto"), 4, LOOPBACK) == 0
+    with pytest.raises(UnsupportedModel, match="expert_dispatch: always does not go with them"):
+        divide(module, Place(2), 1)
+    # Two stages that have the embeddings both, since the head is the same.
+    assert divide(module, Place(1, 2)).stages
+
+
 def test_heads_of_latent_attention_are_divided_and_the_latent_is_everybodys():
     config_class, model_class, extra = tiny.LATENT["deepseek_v3"]
     division = divide(bare(model_class, config_class(**tiny.COMMON | extra)), Place(2))
@@ -107,6 +134,9 @@ ODD_EXPERTS = MixtralConfig(**tiny.COMMON, num_local_experts=5)
 LATENT = DeepseekV3Config(**tiny.COMMON | tiny.LATENT["deepseek_v3"][2])
 ODD = LlamaConfig(**tiny.COMMON | HEADS)
 WIDE = tiny.COMMON | {"hidden_size": 128, "num_local_experts": 4, "head_dim": 32}
+PER_LAYER = Gemma4TextConfig(
+    **tiny.COMMON | {"head_dim": 16}, hidden_size_per_layer_input=16, vocab_size_per_layer_input=256
+)
 WIDE_EXPERTS = MixtralConfig(**WIDE)
 NARROW_EXPERTS = MixtralConfig(**WIDE | {"intermediate_size": 192})
 
@@ -121,6 +151,8 @@ NARROW_EXPERTS = MixtralConfig(**WIDE | {"intermediate_size": 192})
         (DeepseekV3ForCausalLM, LATENT, Place(8), "has 4 heads, which 8 ranks can't divide"),
         (LlamaForCausalLM, LLAMA, Place(2, whole_experts=True), "names no experts of LlamaForCausalLM"),
         (MixtralForCausalLM, ODD_EXPERTS, Place(2, whole_experts=True), "has 5 experts, which 2 ranks can't divide"),
+        (Gemma4ForCausalLM, PER_LAYER, Place(1, 3), "have inputs of their own, made of the embeddings"),
+        (Gemma4ForCausalLM, PER_LAYER, Place(2, 2), "have inputs of their own, made of the embeddings"),
     ],
 )
 def test_what_can_not_be_divided_is_named(model, config, place, said):

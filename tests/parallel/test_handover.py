@@ -25,8 +25,8 @@ from tests.worker.world import MemoryPool, call, prefill_call, read
 
 pytestmark = pytest.mark.slow
 LENGTH, ANSWER = 300, 16
-# Ranks that divide layers, stages, and "whole" where experts lie whole on ranks. Rank 0 of each is this process, so that
-# there is one at a time.
+# Ranks that divide layers, stages, and "whole" where experts lie whole on ranks. Rank 0 of each is this process, so
+# that there is one at a time.
 Division = tuple[Any, ...]
 DIVISIONS: tuple[Division, ...] = ((4, 1), (2, 1), (1, 2), (2, 2), (1, 1))
 LAYOUTS: tuple[Division, ...] = ((4, 1, "whole"), (2, 1), (2, 2, "whole"), (2, 1, "whole"), (1, 1))
@@ -88,7 +88,11 @@ def right_answers(family: Family, folder: Path) -> dict[Division, list[int]]:
 def test_every_division_takes_over_from_every_other(tmp_path, one_thread, name):
     family = FAMILIES[name]
     (tmp_path / "model").mkdir()
-    folder, divisions, options = family.write(tmp_path / "model") or tmp_path / "model", family.divisions, family.options
+    folder, divisions, options = (
+        family.write(tmp_path / "model") or tmp_path / "model",
+        family.divisions,
+        family.options,
+    )
     if options.get("draft_method"):
         head = write_head(tmp_path / "head", eagle_aux_hidden_state_layer_ids=[0, 1, 2])
         options = options | {"draft_weights": {"path": str(head)}}

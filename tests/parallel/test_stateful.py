@@ -38,6 +38,13 @@ DIVISIONS += [
     ("Qwen3NextForCausalLM", 2, 1, True),
     ("Qwen3NextForCausalLM", 4, 1, False),
     ("MambaForCausalLM", 1, 2, False),
+    *(
+        (family, *ranks, True)
+        for family in ("Qwen3_5MoeForCausalLM", "GraniteMoeHybridForCausalLM", "KimiLinearForCausalLM")
+        for ranks in ((2, 1), (2, 2))
+    ),
+    ("JambaForCausalLM", 2, 1, True),
+    ("NemotronHForCausalLM", 2, 1, True),
 ]
 
 
@@ -60,6 +67,10 @@ def test_chunks_preemption_and_prefix_hits(running):
     assert engine.stats.cached_tokens > 0
     if running.ranks.group.place.pipeline > 1:
         assert engine.stats.under_way > engine.stats.steps
+    # The longest request takes six, and one is nobody's.
+    engine = tiny.make_engine(running.model, num_blocks=8, kept=0)
+    assert generate(engine, prompts(8)) == running.expected
+    assert engine.scheduler.preemptions > 0
 
 
 def test_drafts_are_verified_by_all_ranks(running):

@@ -89,10 +89,16 @@ def sizes_for(tensor: int, pipeline: int, kv_heads: int | None = None) -> Sizes:
     )  # fmt: skip
 
 
+def fewest_kv_heads(text: Any) -> int | None:
+    """Of any layer; None where the configuration does not say."""
+    layers = list(text.per_layer_config) if getattr(text, "is_heterogeneous", False) else [text]
+    found = [heads for layer in layers if (heads := getattr(layer, "num_key_value_heads", None))]
+    return min(found, default=None)
+
+
 def _compare(model_class: Any, config: Any, group: Group, least: int) -> Verdict:
     """A model with latents is compared in both forms, as in one process."""
-    kv_heads = getattr(config.get_text_config(), "num_key_value_heads", None)
-    sizes = sizes_for(group.place.tensor, group.place.pipeline, kv_heads)
+    sizes = sizes_for(group.place.tensor, group.place.pipeline, fewest_kv_heads(config.get_text_config()))
     try:
         plain = build_small(model_class, config, sizes, "eager", 0)
     except Exception as error:  # classes of models may object in any way they like
@@ -112,7 +118,8 @@ def _compare_with(plain: Any, model_class: Any, group: Group, sizes: Sizes, leas
             with tempfile.TemporaryDirectory() as folder:
                 _write(plain, Path(folder), group)
                 part = load_part(model_class, Path(folder), dtype=torch.float32, group=group, least=least)
-            prepared = prepare(part.module, torch.device("cpu"), latents=latents)
+            # What is read in part comes to the ranks' device.
+            prepared = prepare(part.module.to("cpu"), torch.device("cpu"), latents=latents)
         except (Unservable, UnsupportedModel) as reason:
             return Verdict(differs=str(reason), latents=latents)
         prepared.vocab_size = part.division.vocab

@@ -6,6 +6,7 @@ memory, that becomes a cut for each parameter, and a list of the modules where r
 
 from __future__ import annotations
 
+import inspect
 import re
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,7 @@ from serve_app.kernels.linear.quantize import GROUP
 from serve_app.models.divided.plans import MORE, PLANS, SUMS
 from serve_app.models.loading.folder import UnsupportedModel
 from serve_app.models.mixtures.mixture import own_weights
+from serve_app.models.mixtures.scaled import scaled_blocks
 from serve_app.models.stateful import keeps_state
 from serve_app.parallel.dispatch import Wire, least_rows
 from serve_app.parallel.place import Place
@@ -110,7 +112,7 @@ def dispatch_from(module: Any, place: Place, item: int, wire: Wire) -> int:
     experts = next((found for name in names if (found := getattr(config, name, None))), 0)
     chosen = getattr(config, "num_experts_per_tok", None) or 0
     # Shared experts are divided, and need all rows on each rank, as do layers that keep states.
-    if any(keeps_state(child) for child in module.modules()):
+    if any(keeps_state(child) for child in module.modules()) or _per_layer_inputs(module):
         return 0
     if not experts or not chosen or any(_SHARED_EXPERTS.search(name) for name, _ in module.named_modules()):
         return 0
@@ -132,6 +134,7 @@ def divide(module: Any, place: Place, least: int = 0) -> Division:
     found.names = {each for each, _ in module.named_parameters(remove_duplicate=False)}
     found.owned = own_weights(module)
     found.stages = _stages(module, layers, place.pipeline)
+    _require_embeddings(module, found, name)
     if place.tensor == 1:
         return found
     plan = PLANS.get(module.config.model_type) or dict(module.tp_plan or {})
@@ -171,6 +174,27 @@ def divide(module: Any, place: Place, least: int = 0) -> Division:
     if module.config.get_text_config().model_type in SUMS:
         _sum_once(found)
     return found
+
+
+def _require_embeddings(module: Any, found: Division, name: str) -> None:
+    """Layers with inputs of their own (Gemma 4) get them of the embeddings of all rows."""
+    if not _per_layer_inputs(module):
+        return
+    if found.least:
+        raise UnsupportedModel(
+            f"{name}: layers have inputs of their own; expert_dispatch: always does not go with them"
+        )
+    tied = module.get_output_embeddings().weight is module.get_input_embeddings().weight
+    # The last stage has the whole table where its head is the same.
+    if found.place.pipeline > 2 or (found.place.pipeline == 2 and not (tied and len(found.widths) == 1)):
+        raise UnsupportedModel(
+            f"{name}: layers have inputs of their own, made of the embeddings, which other stages than the first do "
+            "not have; use tensor_parallel alone"
+        )
+
+
+def _per_layer_inputs(module: Any) -> bool:
+    return bool(getattr(module.config.get_text_config(), "hidden_size_per_layer_input", 0))
 
 
 def _sum_once(found: Division) -> None:
@@ -304,7 +328,13 @@ def _whole_experts(found: Division, modules: dict[str, nn.Module], experts: list
         raise UnsupportedModel(
             f"transformers names no experts of {name} that ranks could hold whole; leave expert_parallel out"
         )
+    routed = {f"{block}.experts" for block in scaled_blocks(modules[""])}
     for target in experts:
+        if target not in routed and len(inspect.signature(type(modules[target]).forward).parameters) < 4:
+            raise UnsupportedModel(
+                f"{name}: {target} is not told which row has chosen which expert, so that ranks can't hold some whole; "
+                "leave expert_parallel out"
+            )
         found.experts.add(target)
         for key, weight in modules[target].named_parameters(recurse=False):
             if weight.shape[0] % tensor:

@@ -41,6 +41,7 @@ from serve_app.models.loading.folder import UnsupportedModel, packing_of, read_c
 from serve_app.models.loading.observe import SeenLayer
 from serve_app.models.loading.packed import form_of, format_of, open_files, plain_config
 from serve_app.models.mixtures.coded import coded_experts, columns_of, hold_rows
+from serve_app.models.mixtures.scaled import route_rows, scaled_blocks
 from serve_app.models.quantization import BITS
 from serve_app.parallel.cache import first_head
 from serve_app.parallel.dispatch import LOOPBACK, NVLINK
@@ -302,6 +303,9 @@ def _join(model: Any, division: Division, shares: Shares, slots: dict[str, Slots
     """Puts what ranks do together into the places where they do it."""
     group = shares.group
     layers, place = layers_of_part(model, division), group.place
+    for name, block in scaled_blocks(model).items():
+        if f"{name}.experts" in division.experts:
+            route_rows(block)
     if division.least:
         ends = {name.rpartition(".")[0] for name in division.summed}
         dense, experts = (
@@ -328,10 +332,15 @@ def _join(model: Any, division: Division, shares: Shares, slots: dict[str, Slots
                 experts.register_forward_hook(lambda module, inputs, out: group.sum(out))
     for name in division.blocks:
         if (block := _found(model, name)) is not None:
-            block.register_forward_hook(lambda module, inputs, out: group.sum(out))
+            block.register_forward_hook(_sums(group))
     _join_vocabulary(model, division, group)
     layers[0].register_forward_pre_hook(_takes(shares), with_kwargs=True)
     layers[-1].register_forward_hook(_sends(shares))
+
+
+def _sums(group: Group) -> Any:
+    """Of a block that may return what its router gave beside its result."""
+    return lambda module, inputs, out: (group.sum(out[0]), *out[1:]) if isinstance(out, tuple) else group.sum(out)
 
 
 def _join_vocabulary(model: Any, division: Division, group: Group) -> None:

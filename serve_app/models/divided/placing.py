@@ -66,16 +66,17 @@ class Slots:
     own: list[int]
 
     @classmethod
-    def of(cls, placement: Placement, part: int, device: torch.device) -> Slots:
+    def of(cls, placement: Placement, part: int) -> Slots:
         found = placement.copies
         most = max(len(slots) for slots in found.values())
         rows = [[found[expert][n % len(found[expert])] for n in range(most)] for expert in sorted(found)]
         counts = [len(found[expert]) for expert in sorted(found)]
-        table, copies = torch.tensor(rows, device=device), torch.tensor(counts, device=device)
-        return cls(len(placement.slots[0]), table, copies, list(placement.slots[part]))
+        return cls(len(placement.slots[0]), torch.tensor(rows), torch.tensor(counts), list(placement.slots[part]))
 
     def choose(self, experts: Tensor) -> Tensor:
         """The slots for ``experts`` [T, k]: rows take copies in turns."""
+        if self.table.device != experts.device:  # a model goes to its device once it is read
+            self.table, self.copies = self.table.to(experts.device), self.copies.to(experts.device)
         rows = torch.arange(len(experts), device=experts.device).unsqueeze(1)
         return self.table[experts, rows % self.copies[experts]]
 
@@ -96,7 +97,7 @@ def place_module(experts: Any, placement: Placement, group: Group) -> Slots:
         rows = weight.detach()[torch.tensor(give, dtype=torch.int64)]
         found = group.exchange(rows.flatten(1), [len(own) for own in sources], take)
         setattr(experts, key, nn.Parameter(found[back].view(-1, *weight.shape[1:]), requires_grad=False))
-    return Slots.of(placement, place.part, group.device)
+    return Slots.of(placement, place.part)
 
 
 def placements(modules: dict[str, int], loads: Loads, group: Group, copies: int) -> dict[str, Placement]:

@@ -47,16 +47,15 @@ _HEADS = {
     "self_attn.kv_b_proj": "colwise",
     "self_attn.o_proj": "rowwise",
 }
+_SHARED_MLP = {"shared_mlp.input_linear.weight": "packed_colwise", "shared_mlp.output_linear": "rowwise"}
 MORE = {
     "deepseek_v2": _HEADS,
     "deepseek_v3": _HEADS,
     "glm4_moe_lite": {**_HEADS, **_gated("mlp.shared_experts")},
     "qwen2_moe": _gated("mlp.shared_expert"),
-    "granitemoehybrid": {
-        **_attention(),
-        "shared_mlp.input_linear.weight": "packed_colwise",
-        "shared_mlp.output_linear": "rowwise",
-    },
+    "granitemoe": _attention(),
+    "granitemoehybrid": _attention() | _SHARED_MLP,
+    "granitemoeshared": _attention() | _SHARED_MLP,
     "jamba": _attention() | _gated("feed_forward"),
     "kimi_linear": {rule: style for rule, style in _HEADS.items() if ".q_a" not in rule and ".q_b" not in rule},
     "lfm2_moe": _attention(out="out_proj") | _gated("feed_forward", "w1", "w3", "w2"),
@@ -67,4 +66,4 @@ MORE = {
     },
 }  # fmt: skip
 # Mixtures whose result is the sum of what routed and shared experts give, each times a number of the row's.
-SUMS = ("deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "qwen2_moe")
+SUMS = ("deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "llama4_text", "qwen2_moe")

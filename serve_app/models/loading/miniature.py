@@ -170,7 +170,9 @@ def _scaled(config: Any, sizes: Sizes) -> dict[str, Any]:
             values["qk_head_dim"] = whole
     _fit_recurrences(values, original)
     if config.__class__.__name__.startswith("Gemma4"):  # which makes its own from what it says of global layers
-        values.pop("per_layer_config", None)
+        layers = values.pop("per_layer_config", None) or {}
+        heads = [each["num_key_value_heads"] for each in layers.values() if "num_key_value_heads" in each]
+        values |= {"global_head_dim": 2 * sizes.head_dim} | ({"num_global_key_value_heads": heads[0]} if heads else {})
     if getattr(config, "num_labels", 2) != 2:
         values["num_labels"] = config.num_labels
     return values

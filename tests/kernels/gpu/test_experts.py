@@ -4,11 +4,17 @@ import dataclasses
 
 import pytest
 import torch
+from transformers import Llama4ForCausalLM, Llama4TextConfig
 
 from serve_app.kernels.experts import Experts
 from serve_app.kernels.gpu import selftest
 from serve_app.kernels.mixture import Gate
 from serve_app.kernels.reference.operators import TORCH
+from serve_app.models.loading.miniature import build, scale_down
+from serve_app.models.loading.optimise import _route_experts
+from serve_app.models.mixtures.scaled import ScaledExperts, route_scaled
+from tests import tiny
+from tests.parallel.test_divided import generate, prompts
 from tests.variants import some
 
 
@@ -64,3 +70,48 @@ def test_wrong_experts_leave_the_other_kernels(fails: bool, device: torch.device
     found, why = _with_experts(other, device)
     assert found == dataclasses.replace(other, mix_experts=TORCH.mix_experts)
     assert ("out of resource" if fails else "experts in torch.float32 differs") in why
+
+
+@pytest.fixture
+def interpreted(monkeypatch):
+    """Kernels as a GPU has them, wherever tensors lie."""
+    from serve_app.kernels.gpu.backend import _checked
+
+    monkeypatch.setenv("SERVE_APP_KERNELS", "triton")
+    _checked.cache_clear()
+    yield
+    monkeypatch.undo()
+    _checked.cache_clear()
+
+
+@torch.inference_mode()
+def test_rows_that_are_weighed_before_their_experts(interpreted, monkeypatch, device: torch.device) -> None:
+    """Llama 4's, of which transformers computes all for every row."""
+    from serve_app.kernels.gpu import experts
+
+    model = build(Llama4ForCausalLM, scale_down(Llama4TextConfig(num_hidden_layers=2), num_experts_per_tok=2))
+    block = model.to(device).model.layers[1].feed_forward
+    x = torch.randn(5, model.config.hidden_size, device=device)
+    (wanted, logits), calls, real = block(x), [], experts.mix_experts
+
+    def counted(rows, *more):
+        calls.append(len(rows))
+        return real(rows, *more)
+
+    monkeypatch.setattr(experts, "mix_experts", counted)
+    assert route_scaled(block) == 4
+    torch.testing.assert_close(block(x), (wanted, logits), atol=1e-5, rtol=1e-5)
+    assert calls[-1] == 10
+
+
+@pytest.mark.slow
+def test_their_greedy_tokens_equal_transformers(tmp_path, interpreted, monkeypatch, device: torch.device) -> None:
+    path = tiny.write_small(tmp_path, Llama4ForCausalLM, num_experts_per_tok=2)
+    reference, asked = tiny.load_reference(path), prompts(2, 30)
+    wanted = [tiny.reference_tokens(reference, prompt, 5) for prompt in asked]
+    # As on a GPU, wherever tensors lie here.
+    monkeypatch.setattr("serve_app.models.loading.optimise._replace_modules", _route_experts)
+    model = tiny.load(path, device=str(device), optimise=True)
+    mixtures = [module for module in model.module.modules() if isinstance(module.forward, ScaledExperts)]
+    assert mixtures and model.report["experts"] == f"{4 * len(mixtures)} by their numbers"
+    assert generate(tiny.make_engine(model, num_blocks=20, max_batch_tokens=23), asked, max_tokens=5) == wanted

@@ -20,8 +20,9 @@ from serve_app.engine.encoder.types import EncodeBatch
 from serve_app.kernels.linear.packed import packing_available
 from serve_app.models.encoders.encoder_load import load_encoder
 from serve_app.models.loading.miniature import build, scale_down
+from serve_app.models.mixtures import scaled
 from serve_app.models.mixtures.experts import NAME, experts_forward, pack_experts
-from serve_app.models.mixtures.scaled import pack_scaled
+from serve_app.models.mixtures.scaled import pack_scaled, route_scaled
 from tests import tiny
 from tests.variants import some
 
@@ -62,8 +63,42 @@ def test_experts_whose_rows_are_scaled(chosen):
     mixtures = sum(hasattr(layer.feed_forward, "experts") for layer in model.model.layers)
     ids = torch.arange(9)[None]
     wanted = model(input_ids=ids, use_cache=False).logits
-    assert pack_experts(model) == 0 and pack_scaled(model) == 4 * mixtures > 0
+    # By the numbers of experts, as on GPUs, and then packed as well.
+    assert route_scaled(model) == 4 * mixtures > 0
     torch.testing.assert_close(model(input_ids=ids, use_cache=False).logits, wanted, atol=2e-4, rtol=1e-3)
+    assert pack_experts(model) == 0 and pack_scaled(model) == 4 * mixtures
+    assert not [name for name, _ in model.named_parameters() if ".experts." in name]
+    torch.testing.assert_close(model(input_ids=ids, use_cache=False).logits, wanted, atol=2e-4, rtol=1e-3)
+
+
+@torch.inference_mode()
+def test_rows_go_to_the_experts_that_they_have_chosen_alone(monkeypatch):
+    """transformers computes all of them for every row."""
+    model = build(Llama4ForCausalLM, scale_down(Llama4TextConfig(), num_experts_per_tok=2))
+    block = model.model.layers[0].feed_forward
+    assert route_scaled(model) > 0
+    seen = []
+    monkeypatch.setattr(scaled, "_mixed", lambda experts, rows, chosen: (seen.append(len(rows)), rows)[1])
+    block(torch.randn(5, model.config.hidden_size))
+    assert seen == [10]
+
+
+@torch.inference_mode()
+def test_blocks_that_compute_something_else_stay_as_they_are():
+    model = build(Llama4ForCausalLM, scale_down(Llama4TextConfig()))
+    blocks = [layer.feed_forward for layer in model.model.layers if hasattr(layer.feed_forward, "experts")]
+    other = type(blocks[0].experts)
+
+    class Other(other):
+        def forward(self, hidden_states):
+            return 2 * super().forward(hidden_states)
+
+    for block in blocks:
+        block.experts.__class__ = Other
+    ids = torch.arange(9)[None]
+    wanted = model(input_ids=ids, use_cache=False).logits
+    assert route_scaled(model) == pack_scaled(model) == 0
+    assert torch.equal(model(input_ids=ids, use_cache=False).logits, wanted)
 
 
 @torch.inference_mode()
