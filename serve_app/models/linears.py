@@ -121,7 +121,8 @@ class BatchLinear(nn.Module):
                 f"a linear gets {len(flat)} rows of a batch of {len(batch.input_ids)} tokens, as in an expert; leave it"
                 " as it is"
             )
-        return self.linear(flat, batch, rows).view(*x.shape[:-1], -1)
+        out = self.linear(flat, batch, rows)
+        return out.view(*x.shape[:-1], out.shape[-1])  # of a step that samples nothing the head gets no rows
 
 
 def is_linear(module: nn.Module) -> bool:

@@ -143,6 +143,17 @@ def test_the_layers_for_gpus_ask_for_linears_too(checkpoints):
     )
 
 
+def test_a_step_that_samples_nothing(tmp_path):
+    """A piece of a prompt: a head that is plugged gets no rows."""
+    path = tiny.write_checkpoint(tmp_path, "llama", num_hidden_layers=1)
+    prompt, found = [(7 * i * i + 5) % 250 for i in range(30)], []
+    for options in ({}, {"plug": adapted({"lm_head"})}):
+        engine = tiny.make_engine(tiny.load(path, **options), max_batch_tokens=8)
+        engine.add(tiny.make_request("x", prompt, max_tokens=NEW_TOKENS, ignore_eos=True))
+        found.append(tiny.run_all(engine)["x"])
+    assert found[0] == found[1]
+
+
 def test_every_linear_is_asked_for_once_by_name(tmp_path):
     asked: list[str] = []
 

@@ -23,6 +23,8 @@ DIVISIONS = [
     ("mixtral", 2, 1), ("mixtral", 4, 1), ("qwen3_moe", 2, 2), ("qwen2_moe", 2, 1), ("glm4_moe", 2, 1),
     ("mixtral", 2, 1, "whole"), ("gpt_oss", 2, 1, "whole"), ("deepseek_v3", 2, 2, "whole"),
     ("qwen3_moe", 4, 1, "whole"), ("mixtral", 2, 1, "copies"), ("qwen2_moe", 2, 2, "copies"),
+    # Every second layer keeps a state.
+    ("qwen3_next", 2, 1), ("qwen3_next", 2, 2), ("jamba", 2, 1),
 ]  # fmt: skip
 
 
@@ -36,6 +38,8 @@ def forms(family: str) -> list[LoraConfig]:
     if family == "deepseek_v3":
         every = [*some, "q_b_proj", "kv_a_proj_with_mqa", "o_proj"]
         more["target_parameters"] = ["experts.gate_up_proj", "experts.down_proj", "gate.weight"]
+    if family == "jamba":  # which takes this one's weight and never calls it
+        common["exclude_modules"] = ["dt_proj"]
     return [
         LoraConfig(r=5, lora_alpha=4, target_modules=every, **common, **more),
         LoraConfig(r=4, lora_alpha=6, target_modules=some, use_rslora=True, **common),
@@ -79,6 +83,8 @@ def test_each_row_runs_through_its_own(running):
         bank.put(place, one)
     engine = tiny.make_engine(found.model, num_blocks=100)
     assert generate(engine, len(wanted)) == wanted
+    small = tiny.make_engine(found.model, num_blocks=6, max_batch_tokens=23, kept=0)
+    assert generate(small, len(wanted)) == wanted and small.scheduler.preemptions > 0
     # Places are given anew, and what is taken out is out.
     bank.put(1, prepared[1])
     bank.put(3, prepared[0])

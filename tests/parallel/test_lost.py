@@ -40,7 +40,12 @@ def alive(pid: int) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("family", "killed"), [*(("llama", rank) for rank in range(4)), ("mixtral", 0), ("mixtral", 3)]
+    ("family", "killed"),
+    [
+        *(("llama", rank) for rank in range(4)),
+        *(("mixtral", rank) for rank in range(4)),
+        *(("qwen3_next", rank) for rank in (0, 1, 3)),
+    ],
 )
 def test_all_ranks_end_with_any_of_them(tmp_path, family, killed):
     tensor = pipeline = 2
