@@ -14,6 +14,7 @@ from serve_app.channel.inbox import TokenInbox
 from serve_app.parallel.meeting import leave
 from serve_app.worker.ranks import begin_ranks
 from tests import tiny
+from tests.models.heads.written import write_head
 from tests.packed import write_float4
 from tests.parallel import groups
 from tests.worker.world import MemoryPool, call, prefill_call, read, start
@@ -31,7 +32,9 @@ WAYS = [
     ("gpt_oss in four bits", {"tensor_parallel": 2}),
     ("qwen3_next", {"tensor_parallel": 2}),
     ("qwen3_next", {"tensor_parallel": 2, "pipeline_parallel": 2}),
+    ("llama with a head", {"tensor_parallel": 2, "pipeline_parallel": 2}),
 ]
+HEAD = {"draft_method": "eagle3", "draft_tokens": 3}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=WAYS, ids=str)
@@ -42,7 +45,7 @@ async def works(request, tmp_path_factory):
     if family == "gpt_oss in four bits":
         write_float4(folder, vocab_size=6144, hidden_size=128, intermediate_size=192, num_hidden_layers=2)
     else:
-        tiny.write_checkpoint(folder, family, vocab_size=6144)
+        tiny.write_checkpoint(folder, family.partition(" ")[0], vocab_size=6144)
     for name in ("tokenizer.json", "tokenizer_config.json"):  # for grammars
         shutil.copy(PROJECT_ROOT / "checkpoints" / "pico-instruct" / name, folder / name)
     pool, lost = MemoryPool(), []
@@ -53,6 +56,9 @@ async def works(request, tmp_path_factory):
         )
 
     options = {"speculate_tokens": 4, "ngram": True, "always_draft": True}
+    if family == "llama with a head":
+        head = write_head(folder / "head", vocab_size=6144, eagle_aux_hidden_state_layer_ids=[0, 1, 2])
+        options |= {**HEAD, "draft_weights": {"path": str(head)}}
     divided = start(folder, "decode", pool, begin=begin, **ways, **options)
     alone = start(folder, "decode", pool, **options)
     yield divided, alone
