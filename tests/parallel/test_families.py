@@ -40,10 +40,9 @@ CASES += [
     if family not in DENSE
     for ranks in ((2, 1, "never"), (2, 2, "never"), (2, 1, "always"))
 ]
-QUICK = [("Llama4ForCausalLM", 2, 1, "never"), ("GraniteMoeForCausalLM", 2, 1, ""), ("Gemma3ForCausalLM", 2, 1, "")]
 
 
-@pytest.mark.parametrize("case", some(CASES, *QUICK), ids=str)
+@pytest.mark.parametrize("case", some(CASES, ("Llama4ForCausalLM", 2, 1, "never")), ids=str)
 def test_greedy_tokens_are_those_of_generate(tmp_path, one_thread, case):
     family, tensor, pipeline, way = case
     kind = getattr(transformers, family)
