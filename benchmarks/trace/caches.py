@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from serve_app.kv.chunk import ChunkMeta
 from serve_app.kv.index import ChunkIndex
@@ -79,3 +80,11 @@ class WorkerCache:
 
     def __len__(self) -> int:
         return len(self._held)
+
+
+@dataclass(slots=True)
+class Caches:
+    """The holders of blocks: ``by_worker`` for caches of their own, ``by_node`` for pools."""
+
+    by_worker: list[WorkerCache] = field(default_factory=list)
+    by_node: list[PoolCache] = field(default_factory=list)

@@ -18,6 +18,7 @@ from benchmarks.trace.measure import Result, quantile, table
 from benchmarks.trace.policies import EXPLAINED, POLICIES, build, variants
 from benchmarks.trace.requests import (
     TraceRequest,
+    beside_each_other,
     read_trace,
     unlimited_hit_ratio,
     unlimited_misses,
@@ -152,6 +153,7 @@ def machine(arguments: argparse.Namespace) -> ClusterSpec:
         gateways=arguments.gateways,
         owner=not arguments.no_owner,
         link_bytes_s=arguments.link * 1e9,
+        guessed=arguments.guessed_links,
         early_handover=not arguments.late_handover,
         decode_cost=arguments.decode_cost,
         ttft_target=arguments.ttft_target,
@@ -178,6 +180,8 @@ def run(argv: list[str] | None = None) -> int:
     trace = read_trace(arguments.trace, limit=limit)
     # What no worker has room for is no matter of routing.
     trace = [r for r in trace if r.prompt + r.output <= spec.largest]
+    if arguments.copies > 1:
+        trace = beside_each_other(trace, arguments.copies)
     if arguments.adapters:
         trace = with_adapters(trace, arguments.adapters)
     if arguments.goodput:
@@ -258,6 +262,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--adapters", type=int, default=0, help="so many of 50 MB, of which a worker holds 32")
     parser.add_argument("--no-owner", action="store_true", help="every gateway orders its own queue")
     parser.add_argument("--link", type=float, default=50.0, help="GB/s between a node's pool and a worker, each way")
+    parser.add_argument(
+        "--guessed-links", type=float, default=0.0, help="workers begin with so many times what links do"
+    )
     parser.add_argument("--record-memory", action="store_true", help="cache of running sequences as 8B records have it")
     parser.add_argument("--decode-cost", choices=["mocker", "linear"], default="mocker", help="of steps, by K/V")
     parser.add_argument("--speeds", help="of workers in turns, 1 is the modelled GPU: 1,0.4 has half of them at 0.4")
@@ -269,6 +276,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--goodput", action="store_true", help="the highest rate at which 90 %% meet both targets")
     parser.add_argument("--targets", default=TARGETS, help=f"first token/gap in seconds, for --goodput ({TARGETS})")
     parser.add_argument("--start", type=float, default=4.0, help="the first rate that --goodput tries")
+    parser.add_argument("--copies", type=int, default=1, help="so many of the trace beside each other")
     parser.add_argument("--limit", type=int, help="only the trace's first requests")
     parser.add_argument("--quick", action="store_true", help="1,500 requests at 4 and 8 times the rate")
     parser.add_argument("--seed", type=int, default=0)

@@ -25,6 +25,7 @@ from benchmarks.trace.measure import GapHistogram
 from benchmarks.trace.spec import ClusterSpec, Link
 from serve_app.costs.pace import Pace
 from serve_app.costs.steps import StepSample
+from serve_app.costs.transfers import FetchSample
 from serve_app.routing.types import Role
 
 P2, P1, P0 = 4.209989e-10, 1.518344e-05, 1.650142e-02  # seconds
@@ -121,6 +122,7 @@ class EngineModel:
         self.changed = True
         self.reported_at = 0.0
         self.sample: StepSample | None = None
+        self.fetches: list[FetchSample] = []  # since the last report
         self._running: list[tuple[int, int, Job]] = []  # by the step in which they end
         self._fresh: list[Job] = []
         self._order = 0

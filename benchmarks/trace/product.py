@@ -110,20 +110,18 @@ class Product:
         node = spec.kv_token_bytes / spec.link_bytes_s
         remote = spec.kv_token_bytes / spec.remote_bytes_s
         latency = spec.link_latency_s
-        config = DispatchConfig(
-            admission=AdmissionConfig(self._targets),
-            priors=CostPriors(
-                fetch_latency={"worker": 0.0, "node": latency, "remote": latency, "disk": 0.01, "adapter": latency},
-                fetch_token={
-                    "worker": 0.0,
-                    "node": node,
-                    "remote": remote,
-                    "disk": 1.0,
-                    "adapter": 1 / spec.adapter_bytes_s,
-                },
-            ),
-            router=self._router,
+        known = CostPriors(
+            fetch_latency={"worker": 0.0, "node": latency, "remote": latency, "disk": 0.01, "adapter": latency},
+            fetch_token={
+                "worker": 0.0,
+                "node": node,
+                "remote": remote,
+                "disk": 1.0,
+                "adapter": 1 / spec.adapter_bytes_s,
+            },
         )
+        priors = CostPriors() if spec.guessed else known
+        config = DispatchConfig(admission=AdmissionConfig(self._targets), priors=priors, router=self._router)
         for number in range(1 if spec.owner else spec.gateways):
             router = replace(config.router, seed=config.router.seed + number)
             self.dispatchers.append(_Dispatcher(Dispatch(replace(config, router=router)), cluster, self._blind))

@@ -66,6 +66,19 @@ def with_adapters(trace: Iterable[TraceRequest], count: int) -> list[TraceReques
     return [adapted(request) for request in trace]
 
 
+def beside_each_other(trace: list[TraceRequest], copies: int) -> list[TraceRequest]:
+    """So many of the trace at a time, each with prefixes of its own and a part of a minute behind the one before."""
+    found = []
+    for copy in range(copies):
+        salted: dict[bytes, bytes] = {}  # equal keys are one object
+        salt = _key(copy)
+        for request in trace:
+            blocks = tuple(salted.setdefault(key, _salted(salt, key)) for key in request.blocks)
+            at = request.at + 60.0 * copy / copies
+            found.append(replace(request, id=f"{copy}-{request.id}", at=at, blocks=blocks))
+    return sorted(found, key=lambda request: request.at)
+
+
 def write_trace(path: Path, rows: Iterable[dict]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 

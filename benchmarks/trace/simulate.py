@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
 from typing import Any, Protocol
 
-from benchmarks.trace.caches import PoolCache, WorkerCache
+from benchmarks.trace.caches import Caches, PoolCache, WorkerCache
 from benchmarks.trace.engine import EngineModel, Job
 from benchmarks.trace.measure import Result
 from benchmarks.trace.requests import BLOCK, TraceRequest
 from benchmarks.trace.spec import ClusterSpec, Link
-from serve_app.costs.transfers import Transfer
+from serve_app.costs.transfers import FetchSample, Tier, TierCost, Transfer
 from serve_app.costs.zones import NEAR, SAME_REGION
 from serve_app.kv.costs import FetchCosts
 from serve_app.kv.directory_table import WORTH
@@ -49,14 +48,6 @@ class Policy(Protocol):
     def finished(self, job: Job) -> None: ...
 
 
-@dataclass(slots=True)
-class Caches:
-    """The holders of blocks: ``by_worker`` for caches of their own, ``by_node`` for pools."""
-
-    by_worker: list[WorkerCache] = field(default_factory=list)
-    by_node: list[PoolCache] = field(default_factory=list)
-
-
 class Cluster:
     """Runs one policy over one trace. ``deploy``, ``dispatch``, ``refuse`` and ``set_role`` are the policy's levers."""
 
@@ -72,9 +63,10 @@ class Cluster:
         # What each worker has learned of fetching and computing: the product's own rule.
         self._fetching = [FetchCosts() for _ in range(spec.workers)]
         for costs in self._fetching:
+            guess = spec.guessed or 1.0
             costs.tiers |= {
-                "node": Transfer(spec.link_latency_s, spec.link_bytes_s),
-                "remote": Transfer(2 * spec.link_latency_s, min(spec.remote_bytes_s, spec.link_bytes_s)),
+                "node": Transfer(spec.link_latency_s, guess * spec.link_bytes_s),
+                "remote": Transfer(2 * spec.link_latency_s, guess * min(spec.remote_bytes_s, spec.link_bytes_s)),
             }
         self.caches = Caches()
         if policy.shared:
@@ -162,6 +154,7 @@ class Cluster:
         As in the product, of what is still prefilled elsewhere a worker knows only that it will come over its link.
         """
         staying = sum(j.stays for j in worker.queue if j.fetched_at <= self.now)
+        costs = self._fetching[worker.index].estimates()
         return WorkerLoad(
             worker=str(worker.index),
             node=str(self.node_of(worker.index)),
@@ -177,6 +170,8 @@ class Cluster:
             max_batch_tokens=worker.step_tokens,
             incoming_tokens=round(worker.into.waiting(self.now) / self._bytes),
             steps=(worker.sample,) if worker.sample is not None else (),
+            fetches=tuple(worker.fetches),
+            tiers=tuple(TierCost(t, s, b * self._bytes) for t, (s, b) in costs.items() if self.spec.guessed),
             adapters=frozenset(self.adapters[worker.index].held),
             reported_at=self.now,
             pool="pool" if self.policy.shared else "",
@@ -244,6 +239,7 @@ class Cluster:
         if worker.changed or self.now >= worker.reported_at + self.spec.heartbeat_s:
             self.after(self.spec.news_s, self._told_load, self.load_of(worker))
             worker.sample, worker.reported_at = None, self.now
+            worker.fetches.clear()
             # A queue goes on being worked off: the next report says so.
             worker.changed = worker.has_work
         self.at(self.now + self.spec.report_s, "report", index)
@@ -363,7 +359,7 @@ class Cluster:
         self.result.zone_bytes += nbytes
         return max(arrived, self.zone_links[zone].take(at, nbytes)) + self.spec.zone_latency_s
 
-    def _fetch(self, tier: str, job: Job, worker: EngineModel, behind: int, tokens: int, other: int = 0) -> int:
+    def _fetch(self, tier: Tier, job: Job, worker: EngineModel, behind: int, tokens: int, other: int = 0) -> int:
         """Fetches ``tokens`` of a prompt ``behind`` others, if the worker finds that it pays; returns how many.
         ``other``: the node that has them, if that is another.
         """
@@ -376,7 +372,14 @@ class Cluster:
         if tier == "remote":
             arrived = max(arrived, self._between(other, self.node_of(worker.index), self.now, nbytes))
         job.fetched_at = arrived + self.spec.link_latency_s
+        if self.spec.guessed:
+            self.at(job.fetched_at, "call", partial(self._measured, worker, tier, tokens, job.fetched_at - self.now))
         return tokens
+
+    def _measured(self, worker: EngineModel, tier: Tier, tokens: int, seconds: float, now: float) -> None:
+        """As in the product, what was queued before it counts as time of a fetch."""
+        self._fetching[worker.index].measured(tier, tokens * self._bytes, seconds)
+        worker.fetches.append(FetchSample(tier, tokens, seconds))
 
     def _publish(self, job: Job, tokens: int) -> None:
         """``tokens`` of a prompt that a step has computed leave the worker; then their blocks are there for others."""

@@ -32,6 +32,9 @@ class ClusterSpec:
     zones: int = 1  # nodes lie in so many, one after another; gateways too
     zone_bytes_s: float = 6.25e9  # into a zone from the others: 50 Gbit/s, for all of its nodes
     zone_latency_s: float = 1e-3  # more for each call and transfer between two
+    # Workers begin with guesses of the links, so many times what these do, and tell the router, which learns by what
+    # fetches take; 0: all know them.
+    guessed: float = 0.0
     early_handover: bool = True  # chunks go over while prefill computes, or all at its end
     decode_cost: Literal["mocker", "linear"] = "mocker"  # see benchmarks.trace.engine
     report_s: float = 0.1

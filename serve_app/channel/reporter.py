@@ -87,4 +87,4 @@ class LoadReporter:
 
 def _counts(report: LoadReport) -> LoadReport:
     pool = report.pool._replace(evicted=b"")
-    return replace(report, step_seconds=0.0, steps=(), fetches=(), served=(), evicted=b"", pool=pool)
+    return replace(report, step_seconds=0.0, steps=(), fetches=(), served=(), evicted=b"", pool=pool, tiers=())

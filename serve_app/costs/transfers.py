@@ -25,6 +25,15 @@ class FetchSample:
     seconds: float
 
 
+@dataclass(slots=True, frozen=True)
+class TierCost:
+    """What a worker takes a fetch from a tier to cost: seconds before the first token, and of each."""
+
+    tier: Tier
+    latency: float
+    token: float
+
+
 class Rate:
     """Amount per second: a quotient of decayed sums, so that a long measurement counts for more than a short one."""
 

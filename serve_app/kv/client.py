@@ -79,9 +79,10 @@ class KVClient:
         *,
         timeout_s: float = 2.0,
         min_remote_tokens: int = CHUNK_TOKENS,
+        costs: FetchCosts | None = None,
     ) -> None:
         self.stats = ClientStats()
-        self.costs = FetchCosts()
+        self.costs = costs or FetchCosts()
         # Seconds of prompts that the engine has to compute before another; and bytes that are being read.
         self.busy_s: Callable[[], float] = lambda: 0.0
         self._reading = 0

@@ -8,12 +8,14 @@ times over.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 from serve_app.costs.transfers import Rate, Transfer
 
-# Seconds before the first byte and bytes per second, until they are measured: views into shared memory, an NVMe disk
-# read and checked, a 10 GbE network. Asking the node's own pool is how one knows, so that it counts as nothing.
+# Seconds before the first byte and bytes per second, until they are measured, where nothing is known of the machine
+# (:mod:`serve_app.kv.machine`): shared memory, an NVMe disk read and checked, a network. Asking the node's own pool is
+# how one knows, so that it counts as nothing.
 PRIORS = {"node": (0.0, 2e9), "disk": (0.002, 5e8), "remote": (0.005, 2.5e8)}
 # Of the time spent on computing what a tier holds, the share that trying it may cost: of a guess, of a measurement.
 TRY_GUESS = 0.2
@@ -26,8 +28,9 @@ class FetchCosts:
     :class:`serve_app.engine.kv_cache.KVCache`); before the first of prefill everything is worth a fetch.
     """
 
-    def __init__(self) -> None:
-        self.tiers = {tier: Transfer(*prior) for tier, prior in PRIORS.items()}
+    def __init__(self, priors: Mapping[str, tuple[float, float]] = PRIORS) -> None:
+        """``priors``: of this machine, see :mod:`serve_app.kv.machine`."""
+        self.tiers = {tier: Transfer(*prior) for tier, prior in priors.items()}
         self.prefill = Rate()
         self.copies = Rate()
         self.decisions: Counter[str] = Counter()
@@ -44,6 +47,11 @@ class FetchCosts:
         """From where a fetch has brought ``nbytes`` into the engine's blocks; 0 while unknown."""
         rate = self.copies.value
         return nbytes / rate if rate else 0.0
+
+    def estimates(self) -> dict[str, tuple[float, float]]:
+        """By tier, seconds before the first byte and seconds of each byte, until it is in the engine's blocks."""
+        copy = self.copy_seconds(1)
+        return {tier: (transfer.latency_s, 1.0 / transfer.per_s + copy) for tier, transfer in self.tiers.items()}
 
     def measured(self, tier: str, nbytes: int, seconds: float) -> None:
         """A fetch from ``tier`` has taken so long, without the copy into the engine's blocks."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from serve_app.costs.steps import StepModel, StepSample
-from serve_app.costs.transfers import LARGE_BYTES, FetchSample, Tier, Transfer
+from serve_app.costs.transfers import LARGE_BYTES, FetchSample, Tier, TierCost, Transfer
 
 # A smaller fetch says something about latency, a larger one about bandwidth.
 LARGE_TOKENS = 64
@@ -64,6 +64,7 @@ class CostModel(StepModel):
 
     def __init__(self, priors: CostPriors | None = None) -> None:
         self.priors = priors or CostPriors()
+        self._fetched = set[Tier]()  # tiers of which a fetch was measured
         self._due = 0.0  # steps to be taken in of those that were told
         super().__init__(self.priors.steps())
         self._transfers = {
@@ -97,6 +98,14 @@ class CostModel(StepModel):
         computed = tokens * (self.p1 + self.p2 * (context + tokens * 0.5)) * slow
         return behind + self.fetch_seconds(tier, tokens) < computed
 
+    def expect(self, tiers: Sequence[TierCost]) -> None:
+        """What a worker takes fetches to cost, by its machine: it counts until a fetch has been measured."""
+        for one in tiers:
+            if one.tier in self._transfers and one.tier not in self._fetched and one.token > 0:
+                large = LARGE_BYTES if one.tier == "adapter" else LARGE_TOKENS
+                self._transfers[one.tier] = Transfer(one.latency, 1.0 / one.token, large=large)
+                self._fetch[0][one.tier], self._fetch[1][one.tier] = one.latency, one.token
+
     def take(self, steps: Sequence[StepSample], fetches: Sequence[FetchSample], worker: str) -> None:
         """What a worker reports that it has measured."""
         # A few hundred steps a second are enough for six numbers, however many workers there are.
@@ -107,6 +116,7 @@ class CostModel(StepModel):
         for fetch in fetches:
             transfer = self._transfers.get(fetch.tier)
             if transfer is not None and fetch.tokens > 0 and fetch.seconds > 0:
+                self._fetched.add(fetch.tier)
                 transfer.add(fetch.tokens, fetch.seconds)
                 latency, token = self._fetch
                 latency[fetch.tier], token[fetch.tier] = transfer.latency_s, 1.0 / transfer.per_s

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from serve_app.costs.steps import StepSample
-from serve_app.costs.transfers import FetchSample
+from serve_app.costs.transfers import FetchSample, TierCost
 
 Role = Literal["prefill", "decode", "mixed"]  # a preference: every text worker can do both
 Priority = Literal["realtime", "batch"]
@@ -74,6 +74,7 @@ class WorkerLoad:
     pool_evicted: bytes = b""  # keys that the pool has let go
     leaving: bool = False  # it ends what it has, and gets nothing new
     zone: str = ""  # of its node; "": not known
+    tiers: tuple[TierCost, ...] = ()  # what it takes fetches to cost
 
     @property
     def whole(self) -> WorkerLoad:

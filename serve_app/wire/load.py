@@ -50,6 +50,14 @@ class Fetch(NamedTuple):
     seconds: Seconds
 
 
+class TierCost(NamedTuple):
+    """What a worker takes a fetch from a tier of the pool to cost: seconds before the first token, and of each."""
+
+    tier: Name
+    latency: Seconds
+    token: Seconds
+
+
 class ServedBy(NamedTuple):
     """Tokens served to one tenant in one class by way of one gateway; ``number`` is never used again by a worker."""
 
@@ -106,7 +114,8 @@ class LoadReport(Message, tag="load:8", frozen=True):
     ``owner``: where ``planner`` listens, which owns the model's dispatch. ``weights``: what the keys of its K/V start
     from (:func:`serve_app.kv.keys.weights_key`). ``evicted``: of keys that its own cache has let go, as in
     :class:`Pool`. ``leaving``: it ends what it has, and gets nothing new. ``zone``: of its node
-    (:mod:`serve_app.costs.zones`).
+    (:mod:`serve_app.costs.zones`). ``tiers``: what it takes fetches to cost, by guesses from its machine and by what
+    it has measured.
     """
 
     replica: Name
@@ -138,6 +147,7 @@ class LoadReport(Message, tag="load:8", frozen=True):
     pool: Pool = Pool()
     leaving: bool = False
     zone: Name = ""
+    tiers: Annotated[tuple[TierCost, ...], Meta(max_length=8)] = ()
 
     @property
     def busy(self) -> bool:

@@ -95,7 +95,7 @@ class EngineWork:
         self._sender = TokenSender(worker_id, on_lost=self._inbox_lost, on_closed=self._abort)
         told = self._reader.fetches, self.adapters, loaded.weights, PoolWatch(self._publisher.client)
         self._load = EngineLoad(spec.model, spec.stage, node_id, engine, self._sender, *told, zone)
-        self._load.incoming = self._reader.on_the_way
+        self._load.reads = self._reader
 
     # -- calls ---------------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from serve_app.kv.cached_tokens import FOUND, SOURCES
 from serve_app.kv.client import Fetched, KVClient
 from serve_app.kv.keys import BLOCK_TOKENS, CHUNK_TOKENS, block_keys, state_key, tail_key
 from serve_app.wire.generate import Prefilled, PromptPath
-from serve_app.wire.load import Fetch
+from serve_app.wire.load import Fetch, TierCost
 from serve_app.worker.tasks import Tasks
 
 if TYPE_CHECKING:
@@ -329,6 +329,12 @@ class PoolReader:
     def on_the_way(self) -> int:
         """Tokens whose K/V are on their way into the engine's blocks."""
         return self._arrived + self.client.reading_tokens
+
+    def tiers(self) -> tuple[TierCost, ...]:
+        """What fetches are taken to cost here."""
+        token = (1 << 40) / max(self.client.tokens(1 << 40), 1)
+        found = self.client.costs.estimates()
+        return tuple(TierCost(tier, first, each * token) for tier, (first, each) in found.items())
 
     def _comes(self, moved: Moved, tokens: int) -> None:
         moved.coming += tokens

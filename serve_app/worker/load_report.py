@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -28,6 +27,7 @@ from serve_app.wire.load import (
 )
 from serve_app.wire.replicas import Listen
 from serve_app.worker.adapters import Adapters
+from serve_app.worker.kv_read import PoolReader
 from serve_app.worker.pool_watch import PoolWatch
 
 
@@ -59,8 +59,8 @@ class EngineLoad:
         """``fetches``, and what ``adapters`` have loaded, are emptied with every report. ``weights``: what the keys of
         its K/V start from; ``pool``: its node's, if it publishes; ``zone``: of its node.
         """
-        # Tokens whose K/V are on their way here.
-        self.incoming: Callable[[], int] = lambda: 0
+        # Who brings K/V here.
+        self.reads: PoolReader | None = None
         self._fetches = fetches
         self._adapters = adapters
         self.served = ServedLedger()
@@ -98,7 +98,9 @@ class EngineLoad:
         if self._pool is not None:
             self._pool.start(self._reporter.changed)
         if call.plans:
-            self._wishes[gateway_name(call.inbox)] = _Wish(time.monotonic() + call.lease_s, call.wish, call.inbox, call.since)
+            self._wishes[gateway_name(call.inbox)] = _Wish(
+                time.monotonic() + call.lease_s, call.wish, call.inbox, call.since
+            )
         planner = self._planner()
         self._role = (planner and self._wishes[planner].role) or self._role or call.role
         self._reporter.subscribe(call.inbox, call.lease_s)
@@ -155,13 +157,14 @@ class EngineLoad:
             batch=self._batch(running, waiting),
             adapters=self._held(),
             standing=_standing([*running, *waiting]) if waiting or len(running) >= scheduler.max_num_seqs else (),
-            incoming_tokens=self.incoming(),
+            incoming_tokens=self.reads.on_the_way() if self.reads is not None else 0,
             owner=self._wishes[planner].inbox if planner else None,
             weights=self._weights,
             evicted=self._gone(),
             pool=Pool() if self._pool is None else self._pool.take(),
             leaving=self._leaving,
             zone=self._zone,
+            tiers=self.reads.tiers() if self.reads is not None else (),
         )
 
     def _gone(self) -> bytes:

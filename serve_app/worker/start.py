@@ -8,8 +8,10 @@ from typing import Any
 
 from serve_app.kv.chunk import Layout
 from serve_app.kv.client import KVClient
+from serve_app.kv.costs import FetchCosts
 from serve_app.kv.export import ExportBuffer
 from serve_app.kv.keys import BLOCK_TOKENS
+from serve_app.kv.machine import priors
 from serve_app.kv.pool import PoolOptions, get_or_create_pool
 from serve_app.worker.draft_link import DraftLink
 from serve_app.worker.engine_work import EngineWork
@@ -38,8 +40,10 @@ def start_engine_work(
         options = _pool_options(spec, zone)
         # Started with the worker, or the first request would wait for it.
         get_or_create_pool(node_id, options)
-        client = KVClient(node_id, layout, options)
-        states = None if of_states is None else KVClient(node_id, of_states, options, min_remote_tokens=BLOCK_TOKENS)
+        client = KVClient(node_id, layout, options, costs=FetchCosts(priors()))
+        states = None
+        if of_states is not None:
+            states = KVClient(node_id, of_states, options, min_remote_tokens=BLOCK_TOKENS, costs=FetchCosts(priors()))
         # A prefill has two states on their way, and the engine waits where there is no room.
         room = spec.export_bytes + (8 * of_states.block_bytes if of_states is not None else 0)
         return Publisher(client, ExportBuffer(room), exporter, states)

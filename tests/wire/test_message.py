@@ -71,7 +71,7 @@ FIELDS = {
     "listen:4": "inbox lease_s replica role wish plans leaving since",
     "load:8": "replica model stage role node planner gateways queued_tokens running waiting max_seqs used_blocks "
     "total_blocks block_tokens max_batch_tokens step_seconds steps fetches served batch adapters standing "
-    "incoming_tokens owner weights evicted pool leaving zone",
+    "incoming_tokens owner weights evicted pool leaving zone tiers",
     "missing:1": "tokens cached",
     "nothing:1": "",
     "pause:1": "streams",

@@ -247,6 +247,7 @@ async def test_a_worker_tells_which_adapters_it_has_and_what_loading_took(model,
         assert [(f.tier, f.tokens) for f in told.fetches if f.tier == "adapter"] == [
             ("adapter", store.at[n].size) for n in (0, 1)
         ]
+        work._load._told()
         assert work._load._measure().fetches == ()
     finally:
         await work.aclose()

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from functools import lru_cache
 
 from serve_app.costs.steps import StepSample
-from serve_app.costs.transfers import FetchSample
+from serve_app.costs.transfers import FetchSample, TierCost
 from serve_app.routing.served import ServedCount
 from serve_app.routing.types import BatchLoad, Role, Standing, WorkerLoad
 from serve_app.wire.load import ADAPTER_BYTES, LoadReport
@@ -43,6 +43,7 @@ def worker_load(report: LoadReport, now: float) -> WorkerLoad:
         pool_evicted=report.pool.evicted,
         leaving=report.leaving,
         zone=report.zone,
+        tiers=tuple(TierCost(*one) for one in report.tiers),  # type: ignore[arg-type]
     )
 
 
