@@ -229,10 +229,40 @@ async def test_the_loss_of_one_is_none_to_the_other(pair, gateways, clients):
     await until_idle(pair)
 
 
+@pytest.mark.slow
+async def test_a_gateway_that_comes_changes_nothing_for_streams(pair, gateways, clients):
+    """It takes the place of one that is killed; whoever owns the dispatch, streams of the other go on all the while."""
+    client = await clients()
+    for owner_stays in (True, False):
+        await until_idle(pair)
+        stays, goes = (await owner_first(pair, await asyncio.to_thread(pair.wait_ready)))[:: 1 if owner_stays else -1]
+        asked = [body(5000 + n, 120) for n in range(2 * SLOTS)]
+        alone = await asyncio.gather(*(client.stream(stays, one) for one in asked))
+        over, answered = asyncio.Event(), Counter[int]()
+
+        async def ask_again(number: int, stays=stays, asked=asked, alone=alone, over=over, answered=answered) -> None:
+            while not over.is_set():
+                assert await client.stream(stays, asked[number]) == alone[number]
+                answered[number] += 1
+
+        asking = [asyncio.create_task(ask_again(n)) for n in range(2 * SLOTS)]
+        await kill(process_of(goes))
+        now = await asyncio.to_thread(pair.wait_ready)
+        before = answered.total()
+        async with asyncio.timeout(120):
+            while answered.total() < before + 4 * SLOTS and not any(task.done() for task in asking):
+                await asyncio.sleep(0.05)
+        over.set()
+        await asyncio.gather(*asking)
+        assert stays in now and goes not in now
+    await until_idle(pair)
+
+
 @pytest.mark.parametrize("streams", some([16, 64], 16))
-async def test_streams_go_on_at_the_other_when_one_is_killed(pair, gateways, clients, streams):
+async def test_streams_go_on_at_the_other_when_the_owner_of_the_dispatch_is_killed(pair, gateways, clients, streams):
     client = await clients()
     await until_idle(pair)
+    gateways = await owner_first(pair, gateways)
     adapters = [{}, {"lora": "pirate"}, {"lora": "json"}]
     asked, pid = [body(4000 + n, 60, **adapters[n % 3]) for n in range(6)], process_of(gateways[0])
     async with asyncio.timeout(60):  # a gateway makes those of the record known once it runs
@@ -255,6 +285,17 @@ async def test_streams_go_on_at_the_other_when_one_is_killed(pair, gateways, cli
     assert sum(lost for _, lost in found) > 0
     assert gateways[1] in await asyncio.to_thread(pair.wait_ready)
     await until_idle(pair)
+
+
+async def owner_first(pair: Pair, gateways: list[str]) -> list[str]:
+    """The gateway that plans roles and gives all turns, and the other."""
+
+    async def plans(gateway: str) -> bool:
+        told = await asyncio.to_thread(pair.status, gateway)
+        return told["routing"]["plan"]["why"] != "another gateway plans"
+
+    [owner] = [gateway for gateway in gateways if await plans(gateway)]
+    return [owner, next(gateway for gateway in gateways if gateway != owner)]
 
 
 async def kill(pid: int) -> None:
