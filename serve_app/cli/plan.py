@@ -38,8 +38,11 @@ def add_parser(commands: Any) -> None:
     plan.add_argument("--sequences", type=int, default=64, help="requests of one step (default 64)")
     plan.add_argument("--context", type=int, default=8192, help="tokens of a stream (default 8192)")
     plan.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of weights on a CPU")
-    plan.add_argument("--quantization", choices=("none", "int8", "int4"), default="none", help="of linears on a CPU")
-    plan.add_argument("--kv-dtype", choices=("auto", "fp8"), default="auto", help="of keys and values")
+    as_said = "(default: as the record says)"
+    plan.add_argument("--quantization", choices=("none", "int8", "int4", "fp8"), help=f"of linears {as_said}")
+    plan.add_argument("--kv-dtype", choices=("auto", "fp8"), help=f"of keys and values {as_said}")
+    adapters = argparse.BooleanOptionalAction
+    plan.add_argument("--adapters", action=adapters, default=None, help=f"whether the model serves any {as_said}")
     plan.add_argument("--tensor", type=int, help="this many ranks divide each layer, instead of the best split")
     plan.add_argument("--pipeline", type=int, help="this many stages divide the layers")
     plan.add_argument("--experts-whole", action="store_true", help="ranks hold whole experts")
@@ -56,6 +59,7 @@ def _plan(arguments: argparse.Namespace) -> int:
     from serve_app.planning.plan import DoesNotFit, ServingTarget, best_plan, make_plan, to_json
     from serve_app.planning.ranks import DoesNotDivide, Split
     from serve_app.planning.record import NotWritten, write_record
+    from serve_app.planning.rounded import NotRounded
     from serve_app.planning.say import said
     from serve_app.planning.source import find_model
     from serve_app.planning.tensors import NoTensors
@@ -72,12 +76,12 @@ def _plan(arguments: argparse.Namespace) -> int:
         device, 1 if arguments.cpu else arguments.count - apart, arguments.utilization, arguments.batch_tokens,
         arguments.sequences, arguments.context,
     )  # fmt: skip
-    item = 1 if arguments.kv_dtype == "fp8" else 4 if arguments.cpu and arguments.dtype == "float32" else 2
-    held = None
-    if arguments.cpu:
-        held = Held(arguments.dtype, arguments.quantization, panels_here())
+    held = Held(arguments.dtype, panels=panels_here()) if arguments.cpu else None
     try:
-        model, record = find_model(arguments.model, load_settings().home, item=item, held=held)
+        model, record = find_model(
+            arguments.model, load_settings().home, held=held, adapters=arguments.adapters,
+            quantization=arguments.quantization, kv_cache_dtype=arguments.kv_dtype,
+        )  # fmt: skip
         more = arguments.experts_whole or arguments.experts_travel or arguments.expert_copies
         if arguments.tensor or arguments.pipeline or more:
             split = Split(
@@ -94,7 +98,7 @@ def _plan(arguments: argparse.Namespace) -> int:
         prompts = best_plan(model, replace(asked, count=apart), prefill=True) if apart else None
         if arguments.write is not None:
             write_record(plan, record, arguments.model, arguments.write, prompts)
-    except (NoTensors, DoesNotDivide, DoesNotFit, NotWritten) as error:
+    except (NoTensors, NotRounded, DoesNotDivide, DoesNotFit, NotWritten) as error:
         return _refuse(str(error))
     if prompts is None:
         return show(to_json(plan), arguments.json, said(plan))

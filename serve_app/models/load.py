@@ -40,6 +40,7 @@ from serve_app.models.loading.held import held_bytes
 from serve_app.models.loading.observe import Unservable
 from serve_app.models.loading.packed import load_packed, read_here
 from serve_app.models.loading.prepare import prepare
+from serve_app.models.loading.stored import keeps_codes, keeps_latents
 from serve_app.models.media import MediaEncoder
 from serve_app.models.mixtures.coded import take_codes
 from serve_app.models.mixtures.mixture import own_weights
@@ -128,8 +129,7 @@ def load_causal_lm(
     report: dict[str, Any]
     try:
         wanted = _dtype(dtype, config, device)
-        # What adapters are for, and what is rounded, are numbers.
-        codes = not adapters and quantization == "none"
+        codes = keeps_codes(adapters=bool(adapters), quantization=quantization)
         if group is not None:
             refuse_divided(family=config.get("model_type", ""), plug=plug)
             part = load_part(
@@ -156,8 +156,8 @@ def load_causal_lm(
             verdict = check_part(kind, module.config, group, part.shares)
             if part.shares.least:
                 report["expert_dispatch"] = f"rows of steps from {part.shares.least} on"
-        # Adapters of a latent's expansion have no place once it is part of queries and outputs.
-        latents = verdict.latents and not adapters and quantization == "none" and takes_latents(torch.device(device))
+        latents = verdict.latents and keeps_latents(adapters=bool(adapters), quantization=quantization)
+        latents = latents and takes_latents(torch.device(device))
         prepared = prepare(module, torch.device(device), latents=latents)
         if part is not None:
             prepared.vocab_size = part.division.vocab

@@ -62,6 +62,12 @@ def by_layer(text: Any, count: int) -> list[Any]:
     return list(text.per_layer_config) if getattr(text, "is_heterogeneous", False) else [text] * count
 
 
+def has_latents(full: Any) -> bool:
+    """Whether its layers make keys and values of a latent."""
+    text = full.get_text_config()
+    return bool(getattr(text, "kv_lora_rank", None) and getattr(text, "qk_rope_head_dim", None))
+
+
 def _whole_model(text: Any) -> str:
     return "sliding_attention" if getattr(text, "sliding_window", None) else "full_attention"
 

@@ -44,16 +44,16 @@ def as_held(tensors: Iterable[Tensor], held: Held, *, routers: bool = True) -> l
     quantization = held.quantization if panels and dtype == "bfloat16" else "none"
     found = list(tensors)
     # Experts are rounded altogether or not at all.
-    whole = all(size % GROUP == 0 for t in found if t.role == "experts" and _is_linear(t) for size in t.shape[-2:])
+    whole = all(size % GROUP == 0 for t in found if t.role == "experts" and is_linear(t) for size in t.shape[-2:])
     if not any(tensor.role == "head" for tensor in found):
         found += [replace(t, name="lm_head.weight") for t in found if t.role == "embedding"]
     item = _ITEMS[dtype]
     in_panels = panels and dtype != "float32"
-    packed = sum(_padded(t) * 2 for t in found if _is_linear(t)) if in_panels else 0
+    packed = sum(_padded(t) * 2 for t in found if is_linear(t)) if in_panels else 0
     each = COMPACT_BYTES if packed > COMPACT_ABOVE_BYTES else 2.0
 
     def size(tensor: Tensor) -> int:
-        if not _is_linear(tensor) or (tensor.role == "routers" and not routers):
+        if not is_linear(tensor) or (tensor.role == "routers" and not routers):
             return tensor.values * item
         fits = whole if tensor.role == "experts" else tensor.shape[-1] % GROUP == 0
         if quantization != "none" and tensor.role != "routers" and fits:
@@ -64,7 +64,8 @@ def as_held(tensors: Iterable[Tensor], held: Held, *, routers: bool = True) -> l
     return [replace(tensor, bytes=size(tensor)) for tensor in found]
 
 
-def _is_linear(tensor: Tensor) -> bool:
+def is_linear(tensor: Tensor) -> bool:
+    """Whether rows are multiplied with it."""
     other = tensor.name.endswith("bias") or ".conv" in tensor.name
     return tensor.role in _LINEARS and len(tensor.shape) >= 2 and not other
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from serve_app.planning.cache import LayerCache, _first, by_layer
 from serve_app.planning.formats import Format
 from serve_app.planning.tensors import Tensor
+from serve_app.planning.wanted import Wanted
 
 if TYPE_CHECKING:
     from serve_app.models.encoding import Encoding
@@ -18,17 +19,19 @@ if TYPE_CHECKING:
 @dataclass(slots=True)
 class RoleWeights:
     """Tensors of one role in one layer, or beside the layers. ``keys``: of the bytes, those that make keys and
-    values.
+    values. ``passing``: beside the bytes, those that are let go once the model is loaded.
     """
 
     values: int = 0
     bytes: int = 0
     keys: int = 0
+    passing: int = 0
 
     def add(self, tensor: Tensor) -> None:
         self.values += tensor.values
         self.bytes += tensor.bytes
         self.keys += tensor.bytes if tensor.makes_keys else 0
+        self.passing += tensor.passing
 
 
 WeightsByRole = dict[str, RoleWeights]
@@ -62,6 +65,7 @@ class Model:
     undivided: str = ""
     stored_as: Format | None = None  # of which a GPU keeps some and unpacks the rest
     item: int = 2  # bytes of a number that layers compute with
+    wanted: Wanted = field(default_factory=Wanted)  # beside weights, of its workers
 
     @property
     def kv_heads(self) -> int:

@@ -142,6 +142,13 @@ def make_plan(model: Model, asked: ServingTarget, split: Split) -> Plan:
                 f"{rank.activations / 2**30:.2f} GiB for activations, {missing:.1f} GiB more than "
                 f"{asked.utilization:.0%} of {device.memory / 2**30:.1f} GiB leave"
             )
+        # Before there is a cache.
+        most = int(device.memory * asked.utilization) - device.reserve
+        if rank.weight_bytes + rank.passing > most:
+            raise DoesNotFit(
+                f"{split}: a rank needs {(rank.weight_bytes + rank.passing) / 2**30:.1f} GiB while it loads, until its "
+                f"weights are rounded, and {most / 2**30:.1f} GiB are there"
+            )
         left.append(asked.kv_cache_bytes or room)
     plan = Plan(model, asked, split, ranks, left, Rates(0, 0, asked.context, 0, 0))
     try:
@@ -189,6 +196,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
     model, asked, split = plan.model, plan.asked, plan.split
     return {
         "model": model.name,
+        "wanted": {name: getattr(model.wanted, name) for name in ("adapters", "quantization", "kv_cache_dtype")},
         "device": {
             "name": asked.device.name, "count": asked.count, "memory": asked.device.memory,
             "utilization": asked.utilization, "reserve": asked.device.reserve,
@@ -204,7 +212,8 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "ranks": [
             {
                 "layers": [rank.first, rank.last], "weights": rank.weights, "weight_bytes": rank.weight_bytes,
-                "copies": rank.copies, "activations": rank.activations, "media": rank.media, "kv_cache": left,
+                "copies": rank.copies,
+                "while_loading": rank.passing, "activations": rank.activations, "media": rank.media, "kv_cache": left,
             }
             for rank, left in zip(plan.ranks, plan.left, strict=True)
         ],

@@ -57,6 +57,7 @@ class Rank:
     activations: int = 0
     copies: int = 0  # of the weights, those that other ranks of the stage hold as well
     media: dict[str, int] = field(default_factory=dict)  # what encoding takes, by what for
+    passing: int = 0  # beside the weights, until the model is loaded
 
     @property
     def weight_bytes(self) -> int:
@@ -81,6 +82,16 @@ def check_split(model: Model, split: Split) -> None:
     for name, size in sizes.items():
         if name != "vocabulary" and size % split.tensor:
             raise DoesNotDivide(f"{name}: {size} do not divide by {split.tensor}")
+    if model.wanted.quantization == "fp8":
+        _check_float8(model, split)
+
+
+def _check_float8(model: Model, split: Split) -> None:
+    if split.pipeline > 1:
+        raise DoesNotDivide("stages run on transformers' forward, whose linears do not compute in float8")
+    for name, size in {"columns of heads": model.heads * model.head_dim, "inner columns": model.inner}.items():
+        if size // split.tensor % 16:
+            raise DoesNotDivide(f"{name}: {size // split.tensor} on a rank are no multiple of 16, which float8 takes")
 
 
 def divide(model: Model, split: Split, *, batch_tokens: int, sampled: int, cpu: bool = False) -> list[Rank]:
@@ -108,6 +119,7 @@ def divide(model: Model, split: Split, *, batch_tokens: int, sampled: int, cpu: 
                 alone = role == "vision" and model.media
                 mine = part.bytes if alone else _mine(role, part, model, split)
                 rank.weights[role] = rank.weights.get(role, 0) + mine
+                rank.passing += -(-part.passing // (1 if role in WHOLE or alone else split.tensor))
                 rank.copies += mine + (-part.bytes // split.tensor) if _repeated(role, split) else 0
         drawn = sampled if end == len(model.layers) else 0
         if cpu:
@@ -139,7 +151,7 @@ def _unpacked(role: str, part: RoleWeights, model: Model, split: Split) -> RoleW
     if role == EXPERTS and whole:
         return part
     plain = max(part.bytes, part.values * 2)
-    return RoleWeights(part.values, plain, part.keys * plain // max(part.bytes, 1))
+    return RoleWeights(part.values, plain, part.keys * plain // max(part.bytes, 1), part.passing)
 
 
 def unpacked_roles(model: Model, split: Split) -> list[str]:
@@ -202,7 +214,9 @@ def activation_bytes(model: Model, split: Split, tokens: int) -> int:
     dense = max(normed + 2 * inner, 3 * inner)
     # Of each choice: what enters, gate and up, and what comes out.
     moe = normed + 2 * model.chosen * (2 * model.hidden + 2 * model.moe_inner // split.tensor) if model.experts else 0
-    return tokens * 2 * model.hidden + tokens * max(attention, dense, moe)
+    # Inputs of linears that compute in float8 lie there in codes as well.
+    codes = max(model.hidden, heads, model.inner // split.tensor) if model.wanted.quantization == "fp8" else 0
+    return tokens * 2 * model.hidden + tokens * (max(attention, dense, moe) + codes)
 
 
 def recurrence_bytes(model: Model, tokens: int, texts: int) -> int:

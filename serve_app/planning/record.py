@@ -13,6 +13,7 @@ from serve_app.catalog.records import ModelRecord
 from serve_app.catalog.tasks import declared
 from serve_app.planning.plan import Plan
 from serve_app.planning.source import published
+from serve_app.planning.wanted import WANTED_FIELDS, wanted_of
 
 
 class NotWritten(ValueError):
@@ -40,6 +41,15 @@ def record_of(plan: Plan, record: ModelRecord | None, name: str, prefill: Plan |
             "created_at": datetime.date.today().isoformat(), "weights": {"path": str(Path(name).resolve())},
             "properties": {"context_window": context},
         }  # fmt: skip
+    # As it was planned, and not as a record that is there says it.
+    wanted = plan.model.wanted
+    if record is None or wanted != wanted_of(record):
+        lora = values.get("lora")
+        for field in WANTED_FIELDS:
+            values.pop(field, None)
+        values |= wanted.as_record()
+        if wanted.adapters and lora:
+            values["lora"] = lora
     profile = {"decode": _stage_of(plan)}
     if prefill is not None:
         profile["prefill"] = _stage_of(prefill)

@@ -15,6 +15,7 @@ def said(plan: Plan) -> str:
     lines = [
         f"{model.name} on {each}, of which {asked.utilization:.1%} may be used",
         f"{model.values / 1e9:.2f} billion weights, {model.active_values / 1e9:.2f} billion for a token",
+        *([f"asked for: {model.wanted}"] if str(model.wanted) else []),
         f"best split: {split}",
         "",
         f"weights          {_size(model.weight_bytes):>12}",
@@ -36,6 +37,8 @@ def said(plan: Plan) -> str:
             ("K/V cache", left),
         )
         lines += [f"  {name:{width}} {_size(size):>12}" for name, size in more]
+        if rank.passing:
+            lines.append(f"  {'until it is loaded':{width}} {_size(rank.passing):>12}  in the place of the cache")
     bounded = [cache for cache in model.caches if cache.bound]
     lines += [
         "",

@@ -11,22 +11,29 @@ from serve_app.catalog.errors import CatalogError
 from serve_app.catalog.load import load_catalog
 from serve_app.catalog.records import ModelRecord
 from serve_app.models.loading.folder import packing_of
-from serve_app.planning.cache import layer_caches
+from serve_app.models.loading.stored import keeps_codes, keeps_latents
+from serve_app.planning.cache import has_latents, layer_caches
 from serve_app.planning.described import Cuts, cuts_of, describe, encoded, full_config, states
 from serve_app.planning.formats import read_format
 from serve_app.planning.held import Held, as_held
 from serve_app.planning.model import Model, build
 from serve_app.planning.ranks import WHOLE
+from serve_app.planning.rounded import NotRounded, as_rounded
 from serve_app.planning.tensors import NoTensors, Tensor, from_headers, read_headers
+from serve_app.planning.wanted import Wanted, wanted_of
 
 PUBLISHED = Path(__file__).parent / "published"
 # What the files in PUBLISHED say of themselves beside what config.json has.
 _ABOUT = ("_source",)
 
 
-def find_model(name: str, home: Path, *, item: float = 2, held: Held | None = None) -> tuple[Model, ModelRecord | None]:
-    """The model called ``name``, and its record if it has one. ``item``: bytes of a number in the cache. ``held``: how
-    a worker on a CPU has the weights; None: as they are stored. Raises :class:`NoTensors` and CatalogError.
+def find_model(
+    name: str, home: Path, *, held: Held | None = None, adapters: bool | None = None, quantization: str | None = None,
+    kv_cache_dtype: str | None = None,
+) -> tuple[Model, ModelRecord | None]:  # fmt: skip
+    """The model called ``name``, and its record if it has one. ``held``: how a worker on a CPU has the weights; None:
+    it has a GPU. What else workers are asked for is the record's where it is None. Raises :class:`NoTensors`,
+    :class:`~serve_app.planning.rounded.NotRounded` and CatalogError.
     """
     record, folder = None, None
     if name in published():
@@ -43,19 +50,23 @@ def find_model(name: str, home: Path, *, item: float = 2, held: Held | None = No
             )
         record = catalog[name]
         folder, config, tensors = _recorded(record, home, catalog.source(name))
-    model = plan_model(name, config, tensors, item=item, held=held, folder=folder)
-    if model.stored_as is not None and record is not None and (record.adapters or record.quantization != "none"):
-        # What adapters are for, and what is rounded, are numbers.
-        model.stored_as = replace(model.stored_as, group=model.stored_as.group and 0)
+    wanted = wanted_of(record, adapters=adapters, quantization=quantization, kv_cache_dtype=kv_cache_dtype)
+    item = 4 if held is not None and held.dtype == "float32" else 2
+    if wanted.kv_cache_dtype == "fp8":
+        item = 1
+    model = plan_model(name, config, tensors, item=item, held=held, folder=folder, wanted=wanted)
     return model, record
 
 
 def plan_model(
     name: str, config: dict[str, Any], tensors: list[Tensor], *, item: float, held: Held | None = None,
-    folder: Path | None = None,
+    folder: Path | None = None, wanted: Wanted | None = None,
 ) -> Model:  # fmt: skip
     """``tensors`` []: as ``config`` describes them. ``item``: bytes of a number in the cache. ``folder``: with the
-    settings of the processors; None for those of the model's authors."""
+    settings of the processors; None for those of the model's authors. ``wanted``: of workers, whose cache ``item`` is
+    for; a worker on a CPU rounds as ``wanted`` says."""
+    wanted = wanted or Wanted(quantization=held.quantization if held is not None else "none")
+    adapters, quantization = wanted.adapters, wanted.quantization
     full = full_config(config)
     try:
         stored_as = read_format(packing_of(config))
@@ -67,11 +78,21 @@ def plan_model(
     dtype = held.dtype if held is not None else "bfloat16"
     needs = states(config, full, dtype)
     cuts = cuts_of(config, full, dtype) if needs is not None else Cuts()
-    # With linears that are rounded every head's keys and values lie in the cache.
-    latent = held is None or held.quantization == "none"
+    caches = layer_caches(
+        full,
+        item,
+        latent=keeps_latents(adapters=adapters, quantization=quantization),
+        states=needs.states if needs is not None else None,
+    )
     if held is not None:
-        tensors = as_held(tensors, held, routers=needs is None)
-    caches = layer_caches(full, item, latent=latent, states=needs.states if needs is not None else None)
+        if quantization == "fp8":
+            raise NotRounded("quantization fp8 is for GPUs; plan it for one, or take int8 or int4 on a CPU")
+        tensors = as_held(tensors, replace(held, quantization=quantization), routers=needs is None)
+    elif quantization != "none":
+        plain = needs is None and not has_latents(full)
+        tensors, stored_as = as_rounded(tensors, quantization, stored_as, fused=plain), None
+    elif stored_as is not None and not keeps_codes(adapters=adapters, quantization=quantization):
+        stored_as = replace(stored_as, group=stored_as.group and 0)
     if needs is not None:
         tensors = [replace(each, whole=_lies_whole(each, cuts)) for each in tensors]
         alone = {t.layer for t in tensors if t.makes_keys and (t.whole or t.below in cuts.joined)}
@@ -81,7 +102,7 @@ def plan_model(
         model.recurrence, model.undivided = (needs.fixed, needs.each), cuts.reason
     if held is not None and held.dtype == "float32":
         model.item = 4
-    model.stored_as = stored_as if held is None else None
+    model.stored_as, model.wanted = stored_as if held is None else None, wanted
     model.media = encoded(config, full, folder, dtype)
     return model
 

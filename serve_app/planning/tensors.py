@@ -52,6 +52,7 @@ class Tensor:
     bytes: int
     shape: tuple[int, ...] = ()
     whole: bool = False  # every rank of a stage has all of it, though others of its role are divided
+    passing: int = 0  # bytes that it takes beside these until the model is loaded
 
     @property
     def role(self) -> str:
