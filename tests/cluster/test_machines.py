@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -179,3 +180,33 @@ async def test_no_stream_is_cut_while_workers_and_a_node_are_taken_away(switch: 
     print(json.dumps({**clients.counted(), "steps": steps, "seconds": round(time.monotonic() - began)}))
     assert not clients.wrong and not clients.refused and steps >= 4
     assert clients.right >= min(STREAMS, 1000)
+
+
+@pytest.mark.slow
+async def test_requests_stay_in_their_zone_while_it_can_serve(switch: Network) -> None:
+    zones = {"a": "europe/one", "b": "europe/two"}
+    cluster = await asyncio.to_thread(Served, switch, 2, tuple(zones.values()), decode=2)
+    expected = await asyncio.to_thread(cluster.expected, 60)
+    await seen(lambda: len(cluster.workers()) == 2 and all(w["zone"] for w in cluster.workers()))
+    workers = {one["replica"]: one["zone"] for one in await asyncio.to_thread(cluster.workers)}
+    assert sorted(workers.values()) == sorted(zones.values())
+    home = next(zone for name, zone in zones.items() if cluster.holds(switch.named(name), "gateway:Gateway"))
+    before = Counter(await asyncio.to_thread(cluster.decoded))
+
+    async def ask(clients: int, streams: int) -> Counter[str]:
+        """Tokens generated meanwhile, by zone."""
+        asked = Clients(cluster.url, expected, 60)
+        asking = asyncio.create_task(asked.run(clients))
+        await until(lambda: asked.done >= streams, PATIENCE_S)
+        asked.stop()
+        await asking
+        assert not asked.wrong
+        nonlocal before
+        now = Counter(await asyncio.to_thread(cluster.decoded))
+        made, before = now - before, now
+        print(json.dumps({**asked.counted(), "tokens": dict(made), "gateway": home}))
+        return made
+
+    assert set(await ask(1, 12)) == {home}
+    # More than its worker has places for: the other zone helps.
+    assert set(await ask(40, 120)) == set(zones.values())

@@ -41,11 +41,12 @@ class RayCluster:
         self.network, self.environment, self._files = network, environment(**more), files
         self.head = self._start("head", "--head", f"--port={PORT}", "--num-cpus=0", "--dashboard-host=127.0.0.1")
 
-    def add(self, name: str, *, cpus: float = 2, store: int = 300 * MB) -> Machine:
+    def add(self, name: str, *, cpus: float = 2, store: int = 300 * MB, **more: str) -> Machine:
+        """``more``: variables of this machine."""
         address = f"--address={self.head.address}:{PORT}"
-        return self._start(name, address, f"--num-cpus={cpus:g}", store=store)
+        return self._start(name, address, f"--num-cpus={cpus:g}", store=store, **more)
 
-    def _start(self, name: str, *words: str, store: int = 100 * MB) -> Machine:
+    def _start(self, name: str, *words: str, store: int = 100 * MB, **more: str) -> Machine:
         machine = self.network.machine(name)
         machine.run("bash", "-c", f"mkdir -p /run/ha /run/home && ln -s {KERNELS} /run/home/kernels")
         for path, text in {"/run/token": "a" * 64, **self._files}.items():
@@ -53,7 +54,7 @@ class RayCluster:
         ray = [BIN / "ray", "start", *words, f"--object-store-memory={store}"]
         for attempt in range(5):
             try:
-                machine.run(*ray, env=self.environment, seconds=240)
+                machine.run(*ray, env={**self.environment, **more}, seconds=240)
                 return machine
             except RuntimeError:
                 # Ray gives a node 30 s and no setting for it, which is too little where the cores are busy.

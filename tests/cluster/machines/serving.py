@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 import httpx
@@ -51,14 +52,19 @@ def record(**stages: int) -> dict[str, Any]:
 
 
 class Served(RayCluster):
-    """A head, nodes named a, b, ... and the model on them. Its address is the head's HAProxy."""
+    """A head, nodes named a, b, ... and the model on them. Its address is the head's HAProxy. ``zones``: of the nodes,
+    where then no worker has a role that is strict.
+    """
 
-    def __init__(self, network: Network, nodes: int, **stages: int) -> None:
-        files = {"/run/home/models/far.yaml": yaml.safe_dump(record(**stages))}
+    def __init__(self, network: Network, nodes: int, zones: tuple[str, ...] = (), **stages: int) -> None:
+        served = record(**stages)
+        if zones:
+            served["serving"]["gpu"]["min_remote_prefill_tokens"] = 256
+        files = {"/run/home/models/far.yaml": yaml.safe_dump(served)}
         super().__init__(network, files, SERVE_APP_API_KEY=KEY)
         self.url = f"http://{self.head.address}:8000"
-        for name in "abcdef"[:nodes]:
-            self.add(name)
+        for name, zone in zip_longest("abcdef"[:nodes], zones):
+            self.add(name, **({"SERVE_APP_ZONE": zone} if zone else {}))
         program = (
             f"{BIN}/serve-app config gpu --models {MODEL} > /run/config.yaml && {BIN}/serve deploy /run/config.yaml"
         )
@@ -86,6 +92,15 @@ class Served(RayCluster):
         except (httpx.HTTPError, KeyError):
             return []
         return found
+
+    def decoded(self) -> dict[str, int]:
+        """Tokens that workers have generated since they started, by the zone of their nodes."""
+        told = self.status()
+        zones = {one["replica"]: one["zone"] for one in told["routing"]["workers"]}
+        found = Counter[str]()
+        for worker in told["workers"]:
+            found[zones[worker["replica"]]] += worker["generated_tokens"]
+        return dict(found)
 
     def scale(self, replicas: int) -> None:
         """The model's decode workers, by hand."""
