@@ -11,6 +11,7 @@ import ray
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
 from deployments.autoscale import follow_plan
+from deployments.bundles import bundles
 from serve_app.catalog.records import ModelRecord, Profile, Stage
 from serve_app.config import Settings
 from serve_app.ray_private.hinted_router import HintedRequestRouter
@@ -104,9 +105,14 @@ class Blueprint:
 
 def _one_gpu() -> bool:
     """Whether no node has more than one, and one has it."""
+    return _largest_node() == 1.0
+
+
+def _largest_node() -> float:
+    """GPUs of the node that has most; 0 where no cluster is known yet."""
     if not ray.is_initialized():
-        return False
-    return max((node["Resources"].get("GPU", 0.0) for node in ray.nodes() if node["Alive"]), default=0.0) == 1.0
+        return 0.0
+    return max((node["Resources"].get("GPU", 0.0) for node in ray.nodes() if node["Alive"]), default=0.0)
 
 
 def _sized(deployment: Any, stage: Stage, gpus: float, **autoscale: Any) -> Any:
@@ -133,9 +139,7 @@ def _sized(deployment: Any, stage: Stage, gpus: float, **autoscale: Any) -> Any:
         # An upgrade starts the new replicas before the old ones leave. GPUs are mostly taken: there, one after another.
         options["max_surge_percent"] = 100
     else:
-        # The replica takes the CPUs, its engine worker (a child actor, hence in the same group) the GPU. Other ranks of
-        # the worker have a bundle each; those that divide a layer speak too often for a network between them.
-        others = [{"GPU": gpus}] * (stage.ranks - 1)
-        options["placement_group_bundles"] = [{"CPU": stage.num_cpus, "GPU": gpus}, *others]
-        options["placement_group_strategy"] = "PACK" if stage.pipeline_parallel > 1 else "STRICT_PACK"
+        # The replica takes the CPUs, its engine worker (a child actor, hence in the same group) the GPU.
+        wanted, strategy = bundles(stage, gpus, _largest_node())
+        options["placement_group_bundles"], options["placement_group_strategy"] = wanted, strategy
     return deployment.options(**options)

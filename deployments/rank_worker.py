@@ -9,9 +9,11 @@ from typing import Any
 import ray
 from ray.util import get_node_ip_address
 from ray.util.placement_group import get_current_placement_group
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from deployments.bundles import in_group
 from serve_app.parallel.link import LinkAddress
+from serve_app.parallel.place import Place
 from serve_app.ray_private.fork_server import forked
 from serve_app.worker.birth import begin
 from serve_app.worker.spec import WorkerSpec
@@ -43,12 +45,16 @@ def start_rank(spec: WorkerSpec, rank: int, address: LinkAddress) -> Any:
 
 
 def placed(spec: WorkerSpec, rank: int) -> dict[str, Any]:
-    """Actor options of a rank: with a GPU its own bundle of the replica's placement group, else rank 0's node."""
+    """Actor options of a rank: with a GPU in its stage's bundle of the replica's placement group, else on rank 0's
+    node.
+    """
     if spec.device == "cpu":
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         return {"num_gpus": 0, "scheduling_strategy": here, **forked(with_torch=True)}
-    group = PlacementGroupSchedulingStrategy(get_current_placement_group(), placement_group_bundle_index=rank)
-    return {"num_gpus": 1, "scheduling_strategy": group}
+    group = get_current_placement_group()
+    if group is None:
+        raise RuntimeError("ranks with GPUs are started within their replica's placement group")
+    return {"num_gpus": 1, **in_group(group, Place(spec.tensor_parallel, spec.pipeline_parallel, rank))}
 
 
 def host_for_ranks(spec: WorkerSpec) -> str:

@@ -17,6 +17,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from deployments import pulse
+from deployments.bundles import beside_replica
 from deployments.tenancy import Tenancy
 from serve_app.activity import read_activity
 from serve_app.ray_private.fork_server import forked
@@ -35,10 +36,10 @@ GLANCE_S = 1.0
 def beside(num_gpus: float) -> dict[str, Any]:
     """Actor options of a worker: on its replica's node, whose pool it publishes to.
 
-    With a GPU the replica's placement group sees to that.
+    With a GPU the first bundle of the replica's placement group sees to that.
     """
     if num_gpus:
-        return {"num_gpus": num_gpus}
+        return {"num_gpus": num_gpus, **beside_replica()}
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     return {"num_gpus": 0, "scheduling_strategy": here, **forked(with_torch=True)}
 

@@ -58,19 +58,34 @@ def check_room(record: ModelRecord, profile: Profile, gpus: Sequence[float], sou
     nodes.
     """
     for name, stage in profile.stages.items():
-        needed = stage.ranks * stage.num_gpus
-        # Ranks that divide a layer are on one node, and with stages wherever there is room.
-        apart = stage.pipeline_parallel > 1
-        there = sum(gpus) if apart else max(gpus, default=0.0)
-        if stage.ranks == 1 or needed <= there:
+        if stage.ranks == 1 or not stage.num_gpus:
             continue
-        has = f"there are {there:g}" if apart or len(gpus) < 2 else f"no node has more than {there:g}"
+        needed, there, largest = stage.ranks * stage.num_gpus, sum(gpus), max(gpus, default=0.0)
+        # GPUs that are on one node, and how many such places there are.
+        each = stage.num_gpus * (1 if lies_apart(stage, largest) else stage.tensor_parallel)
+        places, wanted = sum(int(own // each) for own in gpus), round(needed / each)
+        if places >= wanted:
+            continue
+        if there < needed and (wanted > 1 or len(gpus) < 2):
+            has, more = f"there are {there:g}", needed - there
+        elif largest < each:
+            has, more = f"no node has more than {largest:g}", each - largest
+        else:
+            has = f"there is room for {places} of {wanted} stages, each on one node with {each:g}"
+            more = each * (wanted - places)
         raise CatalogError(
             source,
             f"serving.*.{name}.tensor_parallel",
             f"a worker of {record.id} takes {needed:g} GPUs, one for each of its {stage.ranks} ranks, and {has}",
-            f"Add {needed - there:g} GPUs, or divide the model among fewer ranks.",
+            f"Add {more:g} GPUs, or divide the model among fewer ranks.",
         )
+
+
+def lies_apart(stage: Stage, largest: float) -> bool:
+    """Whether the ranks of a layer may be on several nodes, of which the ``largest`` has so many GPUs: those with whole
+    experts that no node has room for. Ranks that divide everything are always on one.
+    """
+    return stage.expert_parallel > 1 and 0 < largest < stage.tensor_parallel * stage.num_gpus
 
 
 def _obstacle(record: ModelRecord, name: str, stage: Stage) -> str:

@@ -68,5 +68,15 @@ def test_more_gpus_than_there_can_be():
         check_room(found, found.serving["gpu"], [3.0, 3.0], Path("large.yaml"))
     apart = record(**{**GPUS, "tensor_parallel": 2}, pipeline_parallel=2)
     check_room(apart, apart.serving["gpu"], [2.0, 2.0], Path("large.yaml"))
+    # So are those of each stage.
+    with pytest.raises(
+        CatalogError, match="takes 4 GPUs.* room for 1 of 2 stages, each on one node with 2.*Add 2 GPUs"
+    ):
+        check_room(apart, apart.serving["gpu"], [3.0, 1.0], Path("large.yaml"))
+    # Whole experts may be apart, where no node has room for all.
+    experts = record(**GPUS, expert_parallel=4)
+    check_room(experts, experts.serving["gpu"], [3.0, 1.0], Path("large.yaml"))
+    with pytest.raises(CatalogError, match="takes 4 GPUs.* there are 3"):
+        check_room(experts, experts.serving["gpu"], [2.0, 1.0], Path("large.yaml"))
     small = record("local", tensor_parallel=2)
     check_room(small, small.serving["local"], [0.0], Path("large.yaml"))

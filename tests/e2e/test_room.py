@@ -56,6 +56,6 @@ def test_a_worker_that_waits_for_nodes_is_shown_in_health(stack, settings):
                 return ""
 
         said = wait_for(told, 180, 0.5)
-        assert said.count('"GPU": 1.0') == 4 and "total resources available: {}" in said, said
+        assert said.count('"GPU": 2.0') == 2 and "total resources available: {}" in said, said
         asked = http.post("/v1/completions", json={"model": MODEL, "prompt": "Hello", "max_tokens": 1})
         assert asked.status_code == 503 and asked.headers["retry-after"]
