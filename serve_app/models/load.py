@@ -136,7 +136,7 @@ def load_causal_lm(
                 model_class, path, dtype=wanted, group=group, quantization=quantization, counts=counts, codes=codes
             )
             refuse_contradictions(path, part.module, part.info)
-            module, report = part.module, {"read_bytes": part.read_bytes}
+            module, report = part.module, {"read_bytes": part.read_bytes, "held_bytes": part.held_bytes}
             if part.balanced:
                 report["expert_copies"] = part.balanced
             if adapters:

@@ -163,7 +163,9 @@ class Leader:
         for rank, peer in sorted(self._peers.items()):
             own: dict[str, Any] = {"rank": rank, "pid": peer.pid}
             if peer.loaded is not None:
-                own |= {"read_bytes": peer.loaded.read_bytes, "load_s": round(peer.loaded.seconds, 2)}
+                loaded = peer.loaded
+                own |= {"read_bytes": loaded.read_bytes, "held_bytes": loaded.held_bytes}
+                own["load_s"] = round(loaded.seconds, 2)
             if peer.state is not None:
                 own |= {"memory_bytes": peer.state.memory_bytes, "together_s": round(peer.state.together_s, 3)}
                 own |= {"steps": peer.state.steps, "busy_s": round(peer.state.busy_s, 3)}

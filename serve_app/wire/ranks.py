@@ -71,12 +71,15 @@ class RankLinear(msgspec.Struct, array_like=True, frozen=True, gc=False):
     experts: int = 0
 
 
-class RankLoaded(Message, tag="rank-loaded:4", frozen=True):
-    """Rank -> rank 0: it has its part of the model. ``read_bytes``: of its weights."""
+class RankLoaded(Message, tag="rank-loaded:5", frozen=True):
+    """Rank -> rank 0: it has its part of the model. ``read_bytes``: of files; ``held_bytes``: of its weights once they
+    were read, before they are packed or rounded.
+    """
 
     rank: int
     layers: tuple[RankLayer, ...]
     read_bytes: int
+    held_bytes: int
     seconds: float
     linears: tuple[RankLinear, ...] = ()
     states: tuple[RankStatePart, ...] = ()

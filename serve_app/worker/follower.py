@@ -50,11 +50,10 @@ def _follow(spec: WorkerSpec, rank: int, link: Follower, token: str, progress: P
     shared = model.forward
     assert isinstance(shared, SharedForward)
     seconds = time.perf_counter() - began
-    log.info("%s has read %d bytes in %.1f s", place, model.report["read_bytes"], seconds)
+    read, held = model.report["read_bytes"], model.report["held_bytes"]
+    log.info("%s has read %d bytes of files in %.1f s and holds weights of %d bytes", place, read, seconds, held)
     linears = model.adapters.whole_linears if model.adapters is not None else ()  # type: ignore[attr-defined]
     states = model.kv_shape.states
-    link.say(
-        RankLoaded(rank, model.part, model.report["read_bytes"], seconds, linears, told_states(states), states.single)
-    )
+    link.say(RankLoaded(rank, model.part, read, held, seconds, linears, told_states(states), states.single))
     progress("ready")
     follow(link, shared, CacheShard.of(model.part, model.kv_shape.dtype, states), model.dtype, model.adapters)

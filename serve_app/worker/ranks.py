@@ -67,7 +67,8 @@ class Ranks:
         model.kv_shape = GroupShape.of(parts, dtype, self.group, self.leader, self._failed)
         self.experts = {key: found for key in ("expert_dispatch", "expert_copies") if (found := model.report.get(key))}
         model.report["ranks"] = [
-            f"rank {each.rank}: {each.read_bytes} bytes in {each.seconds:.1f} s" for each in loaded
+            f"rank {each.rank}: {each.read_bytes} bytes read in {each.seconds:.1f} s, {each.held_bytes} held"
+            for each in loaded
         ]
 
     def states(self) -> list[dict[str, Any]]:

@@ -61,7 +61,7 @@ def test_greedy_tokens_are_those_of_generate(tmp_path, one_thread, case):
         assert generate(engine, prompts(6)) == expected
         assert engine.scheduler.preemptions > 0
         assert found.lost == []
-        held = [found.model.report["read_bytes"], *(state["read_bytes"] for state in found.ranks.states()[1:])]
+        held = [found.model.report["held_bytes"], *(state["held_bytes"] for state in found.ranks.states()[1:])]
     config = json.loads((path / "config.json").read_text())
     planned = plan_model("tiny", config, read_headers(path), item=4)
     split = Split(tensor, pipeline, bool(way), travel=way == "always")

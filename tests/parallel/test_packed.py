@@ -156,6 +156,11 @@ def test_greedy_tokens_are_those_of_one_process(tmp_path, one_thread, case):
         engine = tiny.make_engine(found.model, num_blocks=6, max_batch_tokens=23)
         assert generate(engine, prompts(6)) == wanted
         assert found.lost == []
+        # Of files, where weights lie packed; each rank has some of it whole.
+        told = [found.model.report, *found.ranks.states()[1:]]
+        read, held = ([each[name] for each in told] for name in ("read_bytes", "held_bytes"))
+        stored = sum(tensor.nbytes for tensor in load_file(path / "model.safetensors").values())
+        assert max(read) < 0.85 * stored < sum(read) and sum(read) < sum(held) / 1.5
 
 
 @pytest.mark.slow

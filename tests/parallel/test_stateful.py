@@ -112,7 +112,7 @@ def test_as_much_lies_on_a_rank_as_is_planned(running):
     loaded = plan_model("tiny", config, read_headers(running.path), item=4, held=Held("float32"))
     assert loaded.state_bytes == running.model.kv_shape.states.bytes
     split = Split(place.tensor, place.pipeline, place.whole_experts)
-    held = [running.model.report["read_bytes"], *(state["read_bytes"] for state in running.ranks.states()[1:])]
+    held = [running.model.report["held_bytes"], *(state["held_bytes"] for state in running.ranks.states()[1:])]
     stages = divide(planned, split, batch_tokens=1, sampled=1)
     for stage, rank in enumerate(stages):
         fullest = max(held[stage * place.tensor : (stage + 1) * place.tensor])

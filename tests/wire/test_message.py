@@ -104,7 +104,7 @@ FIELDS = {
     "rank-failed:1": "rank reason",
     "rank-go:1": "ok",
     "rank-hello:1": "rank token pid",
-    "rank-loaded:4": "rank layers read_bytes seconds linears states single",
+    "rank-loaded:5": "rank layers read_bytes held_bytes seconds linears states single",
     "rank-meeting:2": "host port file",
     "rank-ready:1": "rank ok",
     "rank-state-in:1": "slot",

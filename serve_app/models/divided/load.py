@@ -40,6 +40,7 @@ from serve_app.models.loading.adapt import reading
 from serve_app.models.loading.folder import UnsupportedModel, packing_of, read_config
 from serve_app.models.loading.observe import SeenLayer
 from serve_app.models.loading.packed import form_of, format_of, open_files, plain_config
+from serve_app.models.loading.slices import Tally, open_slices
 from serve_app.models.mixtures.coded import coded_experts, columns_of, hold_rows
 from serve_app.models.mixtures.scaled import route_rows, scaled_blocks
 from serve_app.models.quantization import BITS
@@ -56,13 +57,14 @@ from serve_app.wire.ranks import RankLayer
 @dataclass(slots=True)
 class PartOfModel:
     """``module`` computes this rank's part, together with the others. ``info`` is what transformers tells of
-    loading it; ``read_bytes`` are those of its weights.
+    loading it; ``read_bytes`` were read of files, and ``held_bytes`` are what its weights take.
     """
 
     module: Any
     division: Division
     info: dict[str, Any]
     read_bytes: int
+    held_bytes: int
     shares: Shares
     balanced: str  # how evenly experts are placed by what they had to do; "": they lie in order
 
@@ -150,9 +152,14 @@ def load_part(
         _hold_places(model, division, group)
         return model
 
+    tally = Tally()
+
     def reads(model: Any, state: Any, files: Any, *more: Any, **named: Any) -> Any:
         with ExitStack() as opened:
-            tensors = open_files(files, described, dtype, opened, form if held else None) if described else state
+            if described:
+                tensors = open_files(files, described, dtype, opened, form if held else None, tally)
+            else:
+                tensors = open_slices(files, opened, tally)
             return model_class._load_pretrained_model(model, tensors, files, *more, **named)
 
     own = {"maybe_distribute_model": staticmethod(holds), "_load_pretrained_model": staticmethod(reads)}
@@ -167,14 +174,14 @@ def load_part(
     module.__class__ = model_class
     module.config.__dict__.pop("distributed_config", None)
     info["unexpected_keys"] = set(info.get("unexpected_keys") or ()) - division.names
-    read = _take_parts(module, division)
+    kept = _take_parts(module, division)
     module.requires_grad_(False)
     module.held_layers = division.held
     chosen = Counts(None if group.place.part else counts, f"layers-{division.held.start}-{division.held.stop}")
     shares = Shares(group, division.least, chosen)
     slots, balanced = _place_experts(module, division, group, counts)
     _join(module, division, shares, slots)
-    return PartOfModel(module, division, info, read, shares, balanced)
+    return PartOfModel(module, division, info, tally.bytes, kept, shares, balanced)
 
 
 def _place_experts(model: Any, division: Division, group: Group, counts: Path | None) -> tuple[dict[str, Slots], str]:

@@ -28,6 +28,7 @@ from serve_app.models.loading.packed_tensors import (
     WholeGroups,
     WholeRows,
 )
+from serve_app.models.loading.slices import Tally, open_slices
 from serve_app.models.mixtures.coded import coded_experts, hold_rows, takes_codes
 
 FLOAT4, FLOAT8, WHOLE4 = "mxfp4", "fp8", "compressed-tensors"
@@ -172,17 +173,13 @@ def _other_than_whole4(described: dict[str, Any]) -> str:
 
 
 def open_files(
-    files: list[str], described: dict[str, Any], dtype: torch.dtype, opened: ExitStack, form: Form | None = None
-) -> dict[str, Any]:
+    files: list[str], described: dict[str, Any], dtype: torch.dtype, opened: ExitStack, form: Form | None = None,
+    tally: Tally | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """The tensors of a checkpoint by name, those that are packed as what they stand for in ``dtype``; with a ``form``
-    experts as rows of codes (:meth:`serve_app.kernels.coded.Coded.of_rows`).
+    experts as rows of codes (:meth:`serve_app.kernels.coded.Coded.of_rows`). ``tally`` counts what is read of files.
     """
-    from safetensors import safe_open
-
-    found: dict[str, Any] = {}
-    for file in files:
-        handle = opened.enter_context(safe_open(file, framework="pt"))
-        found |= {name: handle.get_slice(name) for name in handle.keys()}  # noqa: SIM118
+    found = open_slices(files, opened, tally)
     if described["quant_method"] == FLOAT4:
         return _experts(found, dtype, form)
     if described["quant_method"] == WHOLE4:
