@@ -21,12 +21,35 @@ from transformers import (
     MixtralForCausalLM,
 )
 
+from serve_app.catalog.load import load_catalog
 from serve_app.models.divided.division import Cut, bare, dispatch_from, divide, keep_groups
 from serve_app.models.divided.load import refuse_divided
 from serve_app.models.loading.folder import UnsupportedModel
 from serve_app.parallel.dispatch import LOOPBACK, WAYS
 from serve_app.parallel.place import Place
+from serve_app.planning.described import full_config, without_weights
+from serve_app.planning.source import published
 from tests import tiny
+from tests.planning.large import LARGE
+
+
+@pytest.mark.parametrize(("record", "name"), LARGE.items())
+def test_published_models_have_the_division_of_their_record(record, name, tmp_path):
+    """Every size divides, every layer is on one stage, and ranks cut tensors of every layer."""
+    [stage] = load_catalog(tmp_path)[record].serving["gpu"].stages.values()
+    config = published()[name]
+    module = without_weights(config, full_config(config))
+    ranks = [
+        Place(stage.tensor_parallel, stage.pipeline_parallel, rank, whole_experts=stage.expert_parallel > 1)
+        for rank in range(stage.ranks)
+    ]
+    divisions = [divide(module, place) for place in (ranks[0], ranks[-1])]
+    text = module.config.get_text_config()
+    assert sum(end - begin for begin, end in divisions[0].stages) == divisions[0].layers == text.num_hidden_layers
+    assert sum(divisions[0].widths) == text.vocab_size and len(divisions[0].widths) == stage.tensor_parallel
+    if stage.tensor_parallel > 1:
+        of_layers = {cut for cut in divisions[-1].cuts if ".layers." in cut}
+        assert {int(cut.split(".layers.")[1].split(".")[0]) for cut in of_layers} == set(range(text.num_hidden_layers))
 
 
 def test_a_llama_by_its_own_plan():

@@ -9,6 +9,7 @@ from serve_app.planning.ranks import DoesNotDivide, Split
 from serve_app.planning.rates import rates
 from serve_app.planning.say import said
 from serve_app.planning.source import plan_model, published
+from tests.planning.large import LARGE
 
 GiB = 1 << 30
 # The share of a GPU and the rows of a step that both statements come out with; the rest of a GPU is for contexts,
@@ -55,6 +56,10 @@ def test_kimi_k2_5_fits_eight_h100_with_30_gib_left():
         ("qwen3-30b-a3b-fp8", 31.2, 30.5, 3.04),
         ("deepseek-v3", 672.5, 671, 37),
         ("glm-4.7-flash", 59.9, 29.9, 3.7),
+        ("mistral-small-3.1-24b-instruct", 48.0, 24.0, 22.9),
+        ("gemma-3-12b-it", 24.4, 12.2, 11.8),
+        ("gemma-3-27b-it", 54.9, 27.4, 27.0),
+        ("gemma-4-26b-a4b-it", 51.6, 25.8, 3.8),
     ],
 )
 def test_sizes_that_authors_publish(name, gigabytes, billions, active):
@@ -64,18 +69,7 @@ def test_sizes_that_authors_publish(name, gigabytes, billions, active):
     assert model.active_values / 1e9 == pytest.approx(active, rel=0.06)
 
 
-@pytest.mark.parametrize(
-    ("record", "name"),
-    [
-        ("@cf/meta/llama-3.3-70b-instruct-fp8-fast", "llama-3.3-70b-instruct"),
-        ("@cf/meta/llama-4-scout-17b-16e-instruct", "llama-4-scout"),
-        ("@cf/openai/gpt-oss-120b", "gpt-oss-120b"),
-        ("@cf/openai/gpt-oss-20b", "gpt-oss-20b"),
-        ("@cf/qwen/qwen3-30b-a3b-fp8", "qwen3-30b-a3b-fp8"),
-        ("@cf/zai-org/glm-4.7-flash", "glm-4.7-flash"),
-        ("@cf/moonshotai/kimi-k2.5", "kimi-k2.5"),
-    ],
-)
+@pytest.mark.parametrize(("record", "name"), LARGE.items())
 def test_records_of_large_models_fit_their_gpus_with_a_text_as_long_as_they_say(record, name, tmp_path):
     found = load_catalog(tmp_path)[record]
     [stage] = found.serving["gpu"].stages.values()

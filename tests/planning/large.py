@@ -1,0 +1,16 @@
+"""Records of large models, and the configurations that they are published with."""
+
+LARGE = {
+    "@cf/meta/llama-3.3-70b-instruct-fp8-fast": "llama-3.3-70b-instruct",
+    "@cf/meta/llama-4-scout-17b-16e-instruct": "llama-4-scout",
+    "@cf/openai/gpt-oss-120b": "gpt-oss-120b",
+    "@cf/openai/gpt-oss-20b": "gpt-oss-20b",
+    "@cf/qwen/qwen3-30b-a3b-fp8": "qwen3-30b-a3b-fp8",
+    "@cf/zai-org/glm-4.7-flash": "glm-4.7-flash",
+    "@cf/moonshotai/kimi-k2.5": "kimi-k2.5",
+    "@cf/mistralai/mistral-small-3.1-24b-instruct": "mistral-small-3.1-24b-instruct",
+    "@cf/google/gemma-3-12b-it": "gemma-3-12b-it",
+    "@cf/google/gemma-4-26b-a4b-it": "gemma-4-26b-a4b-it",
+    # Which continues Gemma 3.
+    "@cf/aisingapore/gemma-sea-lion-v4-27b-it": "gemma-3-27b-it",
+}
