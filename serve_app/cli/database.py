@@ -33,7 +33,7 @@ def _upgrade(arguments: argparse.Namespace) -> int:
     with open_store(ready=False) as store:
         done = migrate.upgrade(store.database)
         store.open()
-        print(f"{store.name}: {'upgraded to' if done else 'has'} schema {migrate.HEAD}")
+        print(f"{store.name}: {'upgraded to' if done else 'has'} schema {migrate.version(store.database)}")
     return 0
 
 

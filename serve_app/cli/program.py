@@ -83,6 +83,10 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def _config(arguments: argparse.Namespace) -> int:
+    if arguments.code and (arguments.cloud or arguments.kubernetes):
+        raise ConfigError(
+            "--code is for what `serve deploy` takes: a cloud's file names the project, and a pod's image has it"
+        )
     if arguments.cloud:
         print(clouds.render(arguments.cloud), end="")
         return 0

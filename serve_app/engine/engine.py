@@ -140,8 +140,8 @@ class Engine:
             self.speculation.after_step(step, started, looked)
         seconds = time.perf_counter() - started
         sample = self._measure(step, seconds)
-        texts = sample.decode_seqs
-        self.scheduler.pace.took(seconds, sum(len(o.token_ids) for o in outputs) / texts if texts else 0.0)
+        if self.scheduler.pace.target is not None:
+            self._pace(step, outputs, seconds, sample.seconds)
         if self.scheduler.shares:
             self.scheduler.sharing.learn(sample)
         self._count(prompt, outputs, seconds)
@@ -149,6 +149,17 @@ class Engine:
 
     def _measure(self, step: Step, seconds: float) -> StepSample:
         return self.meter.record(step.scheduled, seconds)
+
+    def _pace(self, step: Step, outputs: list[StepOutput], seconds: float, least: float) -> None:
+        """Tells the pace what the texts of real-time requests got; prompts that end in a step are no texts yet."""
+        texts = {item.request.id for item in step.scheduled if item.awaited}
+        given = sum(len(output.token_ids) for output in outputs if output.request_id in texts)
+        generated = given / len(texts) if texts else 0.0
+        self.scheduler.pace.took(seconds, generated, least=least, waits=self._texts_wait())
+
+    def _texts_wait(self) -> bool:
+        """Whether texts are in other steps that are under way."""
+        return False
 
     def _count(self, prompt: int, outputs: list[StepOutput], seconds: float) -> None:
         self.stats.steps += 1

@@ -139,6 +139,9 @@ class PipelineEngine(Engine):
         others = [item for flight in self._flights for item in flight.step.scheduled]
         return self.meter.record([*step.scheduled, *others], seconds * (1 + len(self._flights)))
 
+    def _texts_wait(self) -> bool:
+        return any(item.awaited for flight in self._flights for item in flight.step.scheduled)
+
     def _take_back(self) -> None:
         for flight in reversed(self._flights):
             flight.take_back()

@@ -59,6 +59,11 @@ class Scheduled:
     scores: int = field(default=0, kw_only=True)
 
     @property
+    def awaited(self) -> bool:
+        """Whether somebody waits for each of its tokens: it generates, for a real-time request."""
+        return self.start + self.count > self.request.prompt_len <= self.start and not self.request.batch
+
+    @property
     def first_score(self) -> int:
         """The first of the rows that tell log-probabilities; those before it have told theirs."""
         return max(0, self.request.scored - self.start)

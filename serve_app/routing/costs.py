@@ -65,6 +65,7 @@ class CostModel(StepModel):
     def __init__(self, priors: CostPriors | None = None) -> None:
         self.priors = priors or CostPriors()
         self._fetched = set[Tier]()  # tiers of which a fetch was measured
+        self._told = set[str]()  # workers that have said what fetches cost
         self._due = 0.0  # steps to be taken in of those that were told
         super().__init__(self.priors.steps())
         self._transfers = {
@@ -98,13 +99,23 @@ class CostModel(StepModel):
         computed = tokens * (self.p1 + self.p2 * (context + tokens * 0.5)) * slow
         return behind + self.fetch_seconds(tier, tokens) < computed
 
-    def expect(self, tiers: Sequence[TierCost]) -> None:
-        """What a worker takes fetches to cost, by its machine: it counts until a fetch has been measured."""
+    def expect(self, tiers: Sequence[TierCost], worker: str) -> None:
+        """What a worker takes fetches to cost, by its machine. Its first word counts, as one of all workers', until a
+        fetch has been measured; where it names no latency, which is a guess as well, the prior stays.
+        """
+        if worker in self._told or not tiers:
+            return
+        self._told.add(worker)
         for one in tiers:
-            if one.tier in self._transfers and one.tier not in self._fetched and one.token > 0:
-                large = LARGE_BYTES if one.tier == "adapter" else LARGE_TOKENS
-                self._transfers[one.tier] = Transfer(one.latency, 1.0 / one.token, large=large)
-                self._fetch[0][one.tier], self._fetch[1][one.tier] = one.latency, one.token
+            if one.tier not in self._transfers or one.tier in self._fetched or one.token <= 0:
+                continue
+            large = LARGE_BYTES if one.tier == "adapter" else LARGE_TOKENS
+            latencies, tokens = self._fetch
+            share = 1.0 / len(self._told)
+            latency = latencies[one.tier] + share * (one.latency - latencies[one.tier]) if one.latency else 0.0
+            latencies[one.tier] = latency or latencies[one.tier]
+            tokens[one.tier] += share * (one.token - tokens[one.tier])
+            self._transfers[one.tier] = Transfer(latencies[one.tier], 1.0 / tokens[one.tier], large=large)
 
     def take(self, steps: Sequence[StepSample], fetches: Sequence[FetchSample], worker: str) -> None:
         """What a worker reports that it has measured."""

@@ -10,7 +10,6 @@ from heapq import nsmallest
 from random import Random
 
 from serve_app.costs.places import GAP_S, PATIENCE_S, TURN_S, share
-from serve_app.costs.transfers import Tier
 from serve_app.routing.costs import CostModel
 from serve_app.routing.links import Link
 from serve_app.routing.places import Held, free_after, tokens_left
@@ -62,6 +61,7 @@ class Reservation:
     decode_seen: bool = False
     ended: int = 0  # of the streams, on the decode worker
     passing: int = 0  # of ``prompt``, what no report of the prefill worker shows yet
+    links: list[Link] = field(default_factory=list)  # that its hand-over uses
 
 
 @dataclass(slots=True, eq=False)
@@ -183,7 +183,9 @@ class Fleet:
 
     def inbound(self, node: str) -> Link:
         """The link into a node from the others."""
-        return self._inbound.setdefault(node, Link())
+        if (link := self._inbound.get(node)) is None:
+            link = self._inbound[node] = Link()
+        return link
 
     def candidates(self, now: float, zone: str = "") -> list[Worker]:
         """Workers worth pricing: all of a small fleet, the least loaded of a large one and of the request's zone."""
@@ -246,9 +248,7 @@ class Fleet:
         queued = load.queued_prefill_tokens * worker.token_seconds(self._costs, chunk)
         worker.busy_until = load.reported_at + queued + sent_seconds
         fetched = sum(r.transfers.fetch for r in worker.unseen if r.prefill is worker and not r.prefill_seen)
-        # Prompts that are handed over to a worker which has no neighbour come from other nodes.
-        tier: Tier = "remote" if self._on_node[load.node] == 1 < len(self.workers) else "node"
-        worker.link.queued(self._costs.transfer_seconds(tier, load.incoming_tokens) + fetched, load.reported_at)
+        worker.link.queued(self._costs.transfer_seconds("node", load.incoming_tokens) + fetched, load.reported_at)
 
     def remove(self, worker: str) -> None:
         """The worker is gone."""
@@ -270,7 +270,8 @@ class Fleet:
         prefill.link.take(transfers.fetch, now)
         self.inbound(prefill.load.node).take(transfers.crossing, now)
         prefill.sent.add(reservation.seconds, now)
-        for link in self._crossed(reservation):
+        reservation.links = self._crossed(reservation)
+        for link in reservation.links:
             link.expect(id(reservation), transfers.moved, now + transfers.ready, now)
         decode.batch += reservation.streams
         decode.own += reservation.streams
@@ -302,7 +303,7 @@ class Fleet:
         """The first token is there: the decode worker holds the request's K/V, and its next report counts them."""
         if reservation.started_at is not None:
             return
-        for link in self._crossed(reservation):
+        for link in reservation.links:
             link.gone(id(reservation))
         if reservation.decode_seen:
             reservation.decode.coming -= reservation.kv_tokens
@@ -331,7 +332,6 @@ class Fleet:
             self._set_step(decode)
 
     def _crossed(self, reservation: Reservation) -> list[Link]:
-        """The links that a hand-over uses."""
         prefill, decode = reservation.prefill, reservation.decode
         if not reservation.transfers.moved:
             return []

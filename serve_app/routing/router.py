@@ -45,7 +45,7 @@ class Router:
     # -- inputs --------------------------------------------------------------------------------------------------
 
     def report(self, load: WorkerLoad) -> None:
-        self.costs.expect(load.tiers)
+        self.costs.expect(load.tiers, load.worker)
         self.costs.take(load.steps, load.fetches, load.worker)
         self.beliefs.take(load)
         slow = self.costs.slowness(load.worker)

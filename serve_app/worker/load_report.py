@@ -30,6 +30,9 @@ from serve_app.worker.adapters import Adapters
 from serve_app.worker.kv_read import PoolReader
 from serve_app.worker.pool_watch import PoolWatch
 
+# A gateway that has been there for so long has its share of the models.
+SETTLED_MINUTES = 15
+
 
 class _Wish(NamedTuple):
     """What a gateway wishes this worker to prefer, until when, where it listens, and since which minute."""
@@ -90,8 +93,8 @@ class EngineLoad:
 
     def subscribe(self, call: Listen) -> None:
         """Several gateways may wish for several things. One is followed, the same at all workers of the model: of those
-        that began first, which have different ranks for each model. One that comes later would know nothing of what
-        caches hold, of sessions and of the load.
+        that began first, which have different ranks for each model. One that comes later knows nothing of what caches
+        hold, of sessions and of the load, until it has been there for a while.
         """
         self._replica = call.replica
         self._leaving |= call.leaving
@@ -122,7 +125,9 @@ class EngineLoad:
         return min(there or self._wishes, key=self._rank, default="")
 
     def _rank(self, gateway: str) -> tuple[int, bytes]:
-        return self._wishes[gateway].since, blake2b(f"{self._model}\0{gateway}".encode(), digest_size=8).digest()
+        # Those that have been there for a while are alike, so that a restart one by one leaves no model's to the last.
+        since = max(self._wishes[gateway].since, int(time.time() // 60) - SETTLED_MINUTES)
+        return since, blake2b(f"{self._model}\0{gateway}".encode(), digest_size=8).digest()
 
     def _measure(self) -> LoadReport:
         from serve_app.engine.blocks import BLOCK_TOKENS

@@ -31,6 +31,20 @@ def test_one_long_step_is_none_too_many() -> None:
     assert pace.tokens(8192) == 4096
 
 
+def test_where_steps_overlap_a_gap_is_from_token_to_token() -> None:
+    pace = Pace(0.05)
+    for _ in range(200):  # a prompt's step, and then one of the texts, which were under way all the while
+        pace.took(0.04, 0, waits=True)
+        pace.took(0.002, 1)
+    assert pace.tokens(8192) == 4096
+    pace.took(0.04, 0, waits=True)
+    assert pace.tokens(8192) == 4096
+    pace = Pace(0.05)
+    for _ in range(200):  # texts in two steps under way: each waits for the other's as well
+        pace.took(0.025, 1, least=0.05)
+    assert pace.tokens(8192) == 4096
+
+
 def test_without_a_target_every_step_may_be_full() -> None:
     pace = Pace()
     for _ in range(200):

@@ -58,6 +58,25 @@ def test_beside_texts_a_step_takes_half_of_a_prompt_while_gaps_are_too_long():
     assert scheduled_counts(run_step(engine)) == {"a": 1, "long": 7}
 
 
+def test_first_tokens_of_prompts_are_no_tokens_of_the_texts_beside_them(monkeypatch):
+    engine = make_engine(HistoryModel(), max_batch_tokens=64, max_num_seqs=32)
+    told = []
+    engine.scheduler.pace = Pace(1.0)
+    monkeypatch.setattr(engine.scheduler.pace, "took", lambda seconds, generated, **more: told.append(generated))
+    engine.add(request("a", [1, 2, 3], max_tokens=60))
+    engine.step()
+    for n in range(12):
+        engine.add(request(f"short {n}", [1, n], max_tokens=1))
+    engine.step()
+    assert told == [0.0, 1.0]
+    # Nobody waits for the tokens of a batch.
+    engine.abort("a")
+    engine.add(Request("batch", [1, 2], 2, request("b", [1], max_tokens=9).sampling, ROOT, share=0.05))
+    engine.step()
+    engine.step()
+    assert told[2:] == [0.0, 0.0]
+
+
 def test_waiting_requests_come_in_order_of_arrival():
     engine = make_engine(HistoryModel(), num_blocks=5, max_num_seqs=8)
     engine.add(request("first", random_prompt(0, 90)))

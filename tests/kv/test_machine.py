@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from serve_app.costs.transfers import FetchSample, TierCost
 from serve_app.kv.costs import PRIORS, FetchCosts
 from serve_app.kv.machine import memory_bytes_s, network_bytes_s, priors
@@ -47,15 +49,26 @@ def test_where_no_device_tells_it_a_fetch_is_tried(tmp_path: Path) -> None:
     assert not costs.worth("remote", 12_000 * 4, nbytes)
 
 
-def test_a_gateway_believes_a_worker_until_a_fetch_is_measured() -> None:
+def test_a_gateway_believes_workers_until_a_fetch_is_measured() -> None:
     costs = CostModel()
-    costs.expect([TierCost("remote", 0.004, 1e-5), TierCost("node", 0.0, 2e-6)])
-    assert costs.fetch_seconds("remote", 1000) == 0.004 + 1000 * 1e-5
-    costs.expect([TierCost("remote", 0.004, 3e-5)])
-    assert costs.transfer_seconds("remote", 1) == 3e-5
+    prior = costs.latency("node")
+    costs.expect([TierCost("remote", 0.004, 1e-5), TierCost("node", 0.0, 2e-6)], "a")
+    assert costs.fetch_seconds("remote", 1000) == pytest.approx(0.014)
+    assert costs.transfer_seconds("node", 1) == pytest.approx(2e-6)
+    # Another has another machine; and each is asked once.
+    for _ in range(3):
+        costs.expect([TierCost("remote", 0.008, 3e-5)], "b")
+    assert costs.transfer_seconds("remote", 1) == pytest.approx(2e-5) and costs.latency("remote") == pytest.approx(
+        0.006
+    )
     for _ in range(20):
-        costs.take([], [FetchSample("remote", 10_000, 0.5)], "w")
+        costs.take([], [FetchSample("remote", 10_000, 0.5)], "a")
     learned = costs.transfer_seconds("remote", 1)
     assert 4e-5 < learned < 6e-5
-    costs.expect([TierCost("remote", 0.004, 1e-5), TierCost("node", 0.0, 1e-6)])
-    assert costs.transfer_seconds("remote", 1) == learned and costs.transfer_seconds("node", 1) == 1e-6
+    costs.expect([TierCost("remote", 0.004, 1e-5), TierCost("node", 0.0, 1e-6)], "c")
+    assert costs.transfer_seconds("remote", 1) == learned and costs.transfer_seconds("node", 1) < 2e-6
+    # A latency that nobody has named is still measured by small fetches.
+    for _ in range(100):
+        costs.take([], [FetchSample("node", 32, 0.02)], "a")
+    assert prior < costs.latency("node") == pytest.approx(0.02, rel=0.01)
+    assert costs.transfer_seconds("node", 8192) < 0.03

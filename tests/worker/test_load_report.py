@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 
 import numpy as np
@@ -103,23 +104,37 @@ async def test_one_of_the_gateways_owns_a_model_and_another_may_own_the_next() -
 
 
 async def test_a_gateway_that_comes_later_takes_no_model_away() -> None:
-    sender = TokenSender("w")
+    sender, now = TokenSender("w"), int(time.time() // 60)
     old, late = ([InboxAddress("127.0.0.1", port, b"s" * 16) for port in ports] for ports in ((1, 2), range(3, 20)))
     for model in ("m1", "m2", "m3", "m4"):
         load = EngineLoad(model, "decode", "n1", make_engine(HistoryModel()), sender, deque())
         for inbox in old:
-            load.subscribe(Listen(inbox, 60.0, "r", "decode", None, since=7))
+            load.subscribe(Listen(inbox, 60.0, "r", "decode", None, since=now - 2))
         owner = load._measure().owner
         for inbox in late:
-            load.subscribe(Listen(inbox, 60.0, "r", "decode", None, since=8))
+            load.subscribe(Listen(inbox, 60.0, "r", "decode", None, since=now - 1))
         assert load._measure().owner == owner
         # Nor does a worker that hears of the later ones first follow another.
         other = EngineLoad(model, "decode", "n1", make_engine(HistoryModel()), sender, deque())
-        for inbox, since in ((late[0], 8), (old[1], 7), (old[0], 7)):
+        for inbox, since in ((late[0], now - 1), (old[1], now - 2), (old[0], now - 2)):
             other.subscribe(Listen(inbox, 60.0, "r", "decode", None, since=since))
         assert other._measure().owner == owner
         for one in (load, other):
             one.close()
+    await sender.aclose()
+
+
+async def test_gateways_that_have_been_there_for_long_share_the_models_again() -> None:
+    sender, now = TokenSender("w"), int(time.time() // 60)
+    inboxes = [InboxAddress("127.0.0.1", port, b"s" * 16) for port in range(1, 5)]
+    owners = set()
+    for model in map(str, range(20)):
+        load = EngineLoad(model, "decode", "n1", make_engine(HistoryModel()), sender, deque())
+        for number, inbox in enumerate(inboxes):
+            load.subscribe(Listen(inbox, 60.0, "r", "decode", None, since=now - 100 + number))
+        owners.add(load._measure().owner)
+        load.close()
+    assert owners == set(inboxes)
     await sender.aclose()
 
 

@@ -26,8 +26,6 @@ EAGER_S = 0.5
 # The least time between two rounds, however many requests wait for a report.
 HURRY_S = 0.02
 TIMEOUT_S = 5.0
-# Gateways that start within one such period share the models among them; later ones take none away.
-COHORT_S = 60.0
 # Share of a replica's time that requests must need before a stage without replicas gets its first.
 WAKE_ABOVE = 0.1
 STAGES = ("decode", "prefill")
@@ -65,7 +63,7 @@ class Subscriptions:
         self._roles: dict[tuple[str, str], Any] = {}  # as last sent
         self._running: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._plans = True
-        self._since = int(time.time() // COHORT_S)
+        self._since = int(time.time() // 60)
         self._hurried = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
