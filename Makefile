@@ -4,6 +4,8 @@ SHELL := /bin/bash
 PORT ?= 8000
 VENV := .venv
 PY := $(VENV)/bin/python
+# TORCH=/dev/null leaves torch out (tests/test_pythons.py).
+TORCH := requirements/torch.txt
 RUNTIME := $(VENV)/.runtime-installed
 DEV := $(VENV)/.dev-installed
 # uv, where it is at hand, installs faster and takes the build of torch that fits the machine's GPU or lack of one. It reads
@@ -39,7 +41,7 @@ $(PY):
 
 $(RUNTIME): requirements/lock.txt requirements/torch.txt pyproject.toml | $(PY)
 	$(call step,installing locked packages (Ray$(comma) transformers$(comma) ...),$(PIP) --require-hashes -r requirements/lock.txt)
-	$(call step,installing torch (the largest download),$(PIP) $(if $(UV),--torch-backend=auto) -r requirements/torch.txt)
+	$(call step,installing torch (the largest download),$(PIP) $(if $(UV),--torch-backend=auto) -r $(TORCH))
 	$(call step,installing this project into $(VENV),$(PIP) --no-build-isolation --no-deps --editable .)
 	@touch $@
 

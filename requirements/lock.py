@@ -3,6 +3,10 @@ included.
 
 Run by `make lock`. Both files come out of one resolution, so that the development tools never move a runtime
 version; the entries are then dealt to the two files by what the runtime alone needs.
+
+One lock is for all Pythons and platforms: pip-compile writes the hashes of all files of a version, whoever asks, and
+resolves for the Python that runs it. That has to be the oldest, whose newest versions the others can install as well.
+``tests/test_locks.py`` checks that nothing is asked for elsewhere alone, and that each has a wheel there.
 """
 
 from __future__ import annotations
@@ -14,6 +18,8 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+# Of those that pyproject.toml names.
+OLDEST = (3, 11)
 # Nothing about where packages came from may end up in the files: every machine has its own index.
 FLAGS = ["--generate-hashes", "--allow-unsafe", "--strip-extras", "--no-header", "--quiet",
          "--annotation-style=line", "--no-emit-index-url", "--no-emit-find-links",
@@ -57,6 +63,13 @@ def write(name: str, sources: str, chosen: dict[str, str]) -> None:
 
 
 def main() -> None:
+    """Ends with SystemExit, before anything is resolved, on another Python than the oldest."""
+    if sys.version_info[:2] != OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise SystemExit(
+            f"locks are made on Python {oldest}, the oldest that is supported: newer ones resolve to versions that it "
+            f"cannot install. Run: make clean && PYTHON=python{oldest} make lock"
+        )
     everything = compile_lock([HERE / "runtime.in", HERE / "dev.in"])
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as pins:
         pins.write("\n".join(block.split(" ", 1)[0] for block in everything.values()))

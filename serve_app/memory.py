@@ -11,6 +11,7 @@ RAY_ENDS_AT = 0.95
 MARGIN_BYTES = 512 << 20
 _UNLIMITED = 1 << 60
 _CGROUP = Path("/sys/fs/cgroup")
+_MEMINFO = Path("/proc/meminfo")
 # (limit, usage, statistics, what is called a file's page there) of cgroups' second and first version.
 _CGROUPS = (
     ("memory.max", "memory.current", "memory.stat", "inactive_file"),
@@ -49,12 +50,7 @@ def read_held(pid: int) -> Held:
 
 def spare_bytes() -> int:
     """What processes may still take before Ray or the kernel would end one of them."""
-    total, available = _machine()
-    for limit, usage, statistics, inactive in _CGROUPS:
-        if (bound := _number(_CGROUP / limit)) is not None and bound < min(total, _UNLIMITED):
-            used = (_number(_CGROUP / usage) or 0) - _statistic(_CGROUP / statistics, inactive)
-            total, available = bound, min(available, bound - used)
-            break
+    total, available = _allowed()
     try:
         ends_at = float(os.environ.get("RAY_memory_usage_threshold", ""))  # noqa: SIM112 - Ray's name
     except ValueError:
@@ -62,11 +58,27 @@ def spare_bytes() -> int:
     return available - int(total * (1.0 - ends_at)) - min(MARGIN_BYTES, total // 50)
 
 
+def total_bytes() -> int | None:
+    """Memory of the machine, or of the container where that has less; None where the system does not tell."""
+    total, _ = _allowed()
+    return None if total >= _UNLIMITED else total
+
+
+def _allowed() -> tuple[int, int]:
+    """Memory of the machine, or of the container where that has less, and what of it is available."""
+    total, available = _machine()
+    for limit, usage, statistics, inactive in _CGROUPS:
+        if (bound := _number(_CGROUP / limit)) is not None and bound < min(total, _UNLIMITED):
+            used = (_number(_CGROUP / usage) or 0) - _statistic(_CGROUP / statistics, inactive)
+            return bound, min(available, bound - used)
+    return total, available
+
+
 def _machine() -> tuple[int, int]:
     """All of it, and what is available."""
     found = {}
     try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
+        for line in _MEMINFO.read_text().splitlines():
             name, value, *_ = line.split()
             found[name] = int(value) << 10
     except (OSError, ValueError):

@@ -13,7 +13,7 @@ import urllib.error
 import urllib.request
 from typing import Any
 
-from serve_app import logs
+from serve_app import logs, small_machine
 from serve_app.catalog.load import Catalog, load_catalog
 from serve_app.catalog.need import unfit
 from serve_app.catalog.price_file import PriceFile
@@ -56,7 +56,8 @@ class Progress:
     def _go_on(self) -> None:
         while not self._over.wait(self._quiet_s / 10):
             if time.monotonic() - self._said > self._quiet_s:
-                self(f"still starting; the machine's load is {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores")
+                cores = small_machine.usable_cores()
+                self(f"still starting; the machine's load is {os.getloadavg()[0]:.0f} on {cores} cores")
 
 
 def _tell(text: str, level: int = logging.INFO) -> None:
@@ -80,6 +81,8 @@ def serve_until_interrupted(settings: Settings) -> int:
     PriceFile(settings.home, settings.prices).read()
     started = [record for record, _ in catalog.started(settings.profile, settings.models)]
     _check_memory(settings, catalog)
+    for line in small_machine.warnings(settings, catalog):
+        _tell(f"serve-app: warning: {line}", logging.WARNING)
     for model, problem in catalog.problems.items():
         _tell(f"serve-app: warning: {model}, as it was said by hand: {problem}", logging.WARNING)
     key = api_key(settings)

@@ -196,7 +196,13 @@ async def test_a_stream_notices_neither_the_owners_end_nor_its_own_move(pair):
 
 async def test_an_owner_that_says_nothing_is_done_without(pair, monkeypatch):
     monkeypatch.setattr(owner_module, "FIRST_WORD_S", 0.02)
-    server = await asyncio.start_server(lambda _, writer: writer.write(frames.encode(Pong())), "127.0.0.1", 0)
+    held: list[object] = []  # since Python 3.13 a connection ends with the last reference to its writer
+
+    def answer(_, writer: asyncio.StreamWriter) -> None:
+        held.append(writer)
+        writer.write(frames.encode(Pong()))
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
     host, port = server.sockets[0].getsockname()
     pair.report(InboxAddress(host, port, b"secret"))
     await until(lambda: pair.there.dispatcher._usable_owner() is not None)
@@ -233,15 +239,15 @@ async def test_who_has_no_secret_is_hung_up_on(pair):
 
 async def test_nobody_waits_for_an_owner_that_has_never_said_a_word(pair):
     """The kernel of a process that is stopped takes connections."""
-    connected = asyncio.Event()
-    server = await asyncio.start_server(lambda *_: connected.set(), "127.0.0.1", 0)
+    connected: asyncio.Queue[object] = asyncio.Queue()
+    server = await asyncio.start_server(lambda *streams: connected.put_nowait(streams), "127.0.0.1", 0)
     silent = InboxAddress(*server.sockets[0].getsockname(), b"secret")
     pair.report(silent)
     assert pair.there.dispatcher._usable_owner() is None
     owner = pair.there.owners.at(silent)
-    await connected.wait()
+    held = await connected.get()
     await until(lambda: owner._line is not None)
-    assert pair.there.dispatcher._usable_owner() is None
+    assert pair.there.dispatcher._usable_owner() is None and held
     server.close()
 
 
