@@ -56,9 +56,8 @@ from serve_app.wire.ranks import RankLayer
 
 @dataclass(slots=True)
 class PartOfModel:
-    """``module`` computes this rank's part, together with the others. ``info`` is what transformers tells of
-    loading it; ``read_bytes`` were read of files, and ``held_bytes`` are what its weights take.
-    """
+    """``module`` computes this rank's part, together with the others. ``info``: what transformers tells of loading it.
+    ``read_bytes`` were read of files, and ``held_bytes`` are those of its weights."""
 
     module: Any
     division: Division
