@@ -131,6 +131,11 @@ class Server:
             if done.returncode and born(pid):
                 raise OSError(f"prlimit: {done.stderr.strip()}")
 
+    @property
+    def pid(self) -> int | None:
+        """Of the process above all of its others."""
+        return None if self._process is None else self._process.pid
+
     def runs(self) -> bool:
         return self._process is not None and self._process.poll() is None
 

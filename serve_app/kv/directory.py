@@ -6,75 +6,60 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
 
 from serve_app import logs
-from serve_app.costs.zones import distance
 from serve_app.kv.chunk import ChunkMeta
-from serve_app.kv.keys import BLOCK_TOKENS, CHUNK_TOKENS
+from serve_app.kv.directory_table import PARTS, DirectoryTable, chunk_names
 
 log = logging.getLogger(__name__)
 
 NAMESPACE = "serve_app"
 NAME = "kvdirectory"
-# 128 bits of a sha256: a collision is a miss at the pool, and half the memory is a lot at ten million keys.
-NAME_BYTES = 16
+THREADS = 4
+# The least time between two messages of a pool, the most, and how many messages there may be a second from all pools.
 INTERVAL_S = 0.1
 HEARTBEAT_S = 2.0
-NODE_TIMEOUT_S = 10.0
-# What blocks are worth that come from the same zone, from the same region and from elsewhere.
-WORTH = (1.0, 0.8, 0.5)
-# Names per message when a whole pool is sent again.
-BATCH = 20_000
-_CHUNK_BLOCKS = CHUNK_TOKENS // BLOCK_TOKENS
+MESSAGES_S = 250.0
+# How often it is looked which nodes have gone, and how long a message may wait for what they leave to be removed.
+EXPIRE_S = 1.0
+SWEEP_S = 0.002
+# Names per message when a whole pool is sent again. Look-ups wait for as long as the directory takes for one message.
+BATCH = 2_000
 
 
-def chunk_names(meta: ChunkMeta) -> list[bytes]:
-    """A chunk is entered under its last full block and its tail: enough to find where it ends."""
-    return [key[:NAME_BYTES] for key in (*meta.block_keys[-1:], *((meta.tail_key,) if meta.tail_key else ()))]
+class KVDirectory:
+    """The actor around the table. One for the cluster; restarts empty and is filled again by the pools.
 
-
-class DirectoryTable:
-    """The data structure: chunk name -> set of nodes. Sets are interned, a name costs its bytes and a
-    dict slot.
-
-    A node is known by its pool's incarnation; what a dead one entered is ignored at once and swept later.
+    Its methods run on a few threads, one at a time: a coroutine's call costs Ray twice as much, and calls are what the
+    directory of a large cluster spends its time on.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        logs.set_up("kv directory")
         self._clock = clock
-        self._nodes: dict[bytes, tuple[int, ...]] = {}
-        self._sets: dict[tuple[int, ...], tuple[int, ...]] = {}
-        self._number: dict[tuple[str, str], int] = {}
-        self._live: dict[int, tuple[str, float]] = {}
-        self._next = 0
-        self._zones: dict[str, str] = {}
+        self._table = DirectoryTable(clock)
+        self._incarnation = uuid.uuid4().hex
+        self._lock = threading.Lock()
+        self._expired_at = clock()
+        # What is still to be done for nodes that have gone.
+        self._stale: set[int] = set()
+        self._unswept: list[int] = []
 
-    def __len__(self) -> int:
-        return len(self._nodes)
-
-    def update(self, node_id: str, pool: str, added: Iterable[bytes], removed: Iterable[bytes], zone: str = "") -> bool:
-        """Applies changes of a pool incarnation; True if it was unknown, i.e. should send all it holds."""
-        self._zones[node_id] = zone
-        number = self._number.get((node_id, pool))
-        unknown = number is None or number not in self._live
-        if number is None or unknown:
-            for other in [n for n, (name, _) in self._live.items() if name == node_id]:
-                del self._live[other]
-            number = self._number[node_id, pool] = self._next
-            self._next += 1
-        self._live[number] = (node_id, self._clock() + NODE_TIMEOUT_S)
-        for name in removed:
-            self._set(name, tuple(n for n in self._nodes.get(name, ()) if n != number and n in self._live))
-        for name in added:
-            old = [n for n in self._nodes.get(name, ()) if n in self._live]
-            self._set(name, tuple(sorted({*old, number})))
-        return unknown
+    def update(
+        self, node_id: str, pool: str, added: Sequence[bytes], removed: Sequence[bytes], zone: str = ""
+    ) -> tuple[str, bool, float]:
+        """(incarnation of the directory, whether it wants everything again, seconds until the next message)."""
+        with self._lock:
+            self._tidy()
+            unknown = self._table.update(node_id, pool, added, removed, zone)
+            return self._incarnation, unknown, pause_s(self._table.alive)
 
     def best(
         self,
@@ -84,101 +69,32 @@ class DirectoryTable:
         exclude: str = "",
         zone: str = "",
     ) -> list[tuple[str, int]]:
-        """(node id, blocks covered from the prompt's start) of nodes that hold more than
-        ``start_block``, best first: those of ``zone`` before others that hold little more.
-
-        A tail counts as one more block.
-        """
-        now = self._clock()
-        live = {n: name for n, (name, until) in self._live.items() if until > now and name != exclude}
-        ends: dict[int, int] = {}
-        for at in range(start_block, len(keys)):
-            for number in self._nodes.get(keys[at][:NAME_BYTES], ()):
-                # Only the chunk's end is entered; it may begin up to eight blocks earlier.
-                if number in live and at + 1 - ends.get(number, start_block) <= _CHUNK_BLOCKS:
-                    ends[number] = at + 1
-        for key in tail_keys:
-            for number in self._nodes.get(key[:NAME_BYTES], ()):
-                if number in live and len(keys) - ends.get(number, start_block) < _CHUNK_BLOCKS:
-                    ends[number] = len(keys) + 1
-
-        def worth(found: tuple[str, int]) -> float:
-            node, end = found
-            return (end - start_block) * WORTH[distance(zone, self._zones.get(node, ""))]
-
-        return sorted(((live[n], end) for n, end in ends.items()), key=worth, reverse=True)
-
-    def expire(self) -> bool:
-        """Drops nodes that went silent; True if there is something to sweep."""
-        now = self._clock()
-        for number in [n for n, (_, until) in self._live.items() if until <= now]:
-            del self._live[number]
-        dead = [pair for pair, number in self._number.items() if number not in self._live]
-        for pair in dead:
-            del self._number[pair]
-        here = {name for name, _ in self._live.values()}
-        self._zones = {node: zone for node, zone in self._zones.items() if node in here}
-        return bool(dead)
-
-    def sweep(self, names: Iterable[bytes]) -> None:
-        """Removes dead nodes from the given names."""
-        for name in names:
-            self._set(name, tuple(n for n in self._nodes.get(name, ()) if n in self._live))
-
-    def names(self) -> list[bytes]:
-        return list(self._nodes)
-
-    @property
-    def nodes(self) -> list[str]:
-        return sorted(name for name, _ in self._live.values())
-
-    def _set(self, name: bytes, nodes: tuple[int, ...]) -> None:
-        if nodes:
-            self._nodes[name] = self._sets.setdefault(nodes, nodes)
-        else:
-            self._nodes.pop(name, None)
-
-
-class KVDirectory:
-    """The actor around the table. One for the cluster; restarts empty and is filled again by the pools."""
-
-    def __init__(self) -> None:
-        logs.set_up("kv directory")
-        self._table = DirectoryTable()
-        self._incarnation = uuid.uuid4().hex
-        self._sweeper: asyncio.Task[None] | None = None
-
-    async def update(
-        self, node_id: str, pool: str, added: Sequence[bytes], removed: Sequence[bytes], zone: str = ""
-    ) -> tuple[str, bool]:
-        """(incarnation of the directory, whether it wants everything again)."""
-        if self._sweeper is None:
-            self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
-        return self._incarnation, self._table.update(node_id, pool, added, removed, zone)
-
-    async def best(
-        self,
-        keys: Sequence[bytes],
-        tail_keys: Sequence[bytes] = (),
-        start_block: int = 0,
-        exclude: str = "",
-        zone: str = "",
-    ) -> list[tuple[str, int]]:
         """See :meth:`DirectoryTable.best`."""
-        return self._table.best(keys, tail_keys, start_block, exclude, zone)
+        with self._lock:
+            return self._table.best(keys, tail_keys, start_block, exclude, zone)
 
-    async def stats(self) -> dict[str, Any]:
-        return {"names": len(self._table), "nodes": self._table.nodes}
+    def stats(self) -> dict[str, Any]:
+        with self._lock:
+            return {"names": len(self._table), "nodes": self._table.nodes, "sets": self._table.sets}
 
-    async def _sweep(self) -> None:
-        while True:
-            await asyncio.sleep(1.0)
-            if not self._table.expire():
-                continue
-            names = self._table.names()
-            for at in range(0, len(names), BATCH):
-                self._table.sweep(names[at : at + BATCH])
-                await asyncio.sleep(0)
+    def _tidy(self) -> None:
+        """Forgets nodes that have gone, a little with each message: pools send some for as long as there are any."""
+        now = self._clock()
+        if not self._unswept and now - self._expired_at >= EXPIRE_S:
+            self._expired_at = now
+            if self._table.expire():
+                self._stale, self._unswept = self._table.stale(), list(range(PARTS))
+        while self._unswept:
+            self._table.sweep(self._unswept.pop(), self._stale)
+            if self._clock() - now >= SWEEP_S:
+                break
+        else:
+            self._stale = set()
+
+
+def pause_s(nodes: int) -> float:
+    """Seconds between two messages of a pool: all pools together send no more than :data:`MESSAGES_S` a second."""
+    return min(max(INTERVAL_S, nodes / MESSAGES_S), HEARTBEAT_S)
 
 
 def get_or_create_directory() -> Any:
@@ -190,13 +106,15 @@ def get_or_create_directory() -> Any:
         get_if_exists=True,
         num_cpus=0,
         max_restarts=-1,
-        max_concurrency=1000,
+        max_concurrency=THREADS,
     )
     return actor.remote()
 
 
 class DirectoryFeed:
-    """A pool's side: collects changes and sends them at 10 Hz, or all of it to a new directory."""
+    """A pool's side: collects changes and sends them as often as the directory wants them, up to ten times a second, or
+    all of it to a new directory.
+    """
 
     def __init__(self, node_id: str, pool: str, everything: Callable[[], list[ChunkMeta]], zone: str = "") -> None:
         self._node_id = node_id
@@ -207,6 +125,7 @@ class DirectoryFeed:
         self._task: asyncio.Task[None] | None = None
         self._directory: Any = None
         self._incarnation = ""
+        self._pause_s = INTERVAL_S
 
     def changed(self, added: Sequence[ChunkMeta], removed: Sequence[ChunkMeta]) -> None:
         for meta in removed:
@@ -232,7 +151,7 @@ class DirectoryFeed:
                     log.info("the directory does not answer: %r", error)
                     self._directory, self._incarnation = None, ""
                     await asyncio.sleep(1.0)
-            await asyncio.sleep(INTERVAL_S)
+            await asyncio.sleep(self._pause_s)
 
     async def _send(self) -> None:
         if self._directory is None:
@@ -247,7 +166,9 @@ class DirectoryFeed:
 
     async def _update(self, added: list[bytes], removed: list[bytes]) -> bool:
         reply = self._directory.update.remote(self._node_id, self._pool, added, removed, self._zone)
-        incarnation, unknown = await asyncio.wait_for(_value(reply), 5.0)
+        # One of an older release names no pause.
+        incarnation, unknown, *pause = await asyncio.wait_for(_value(reply), 5.0)
+        self._pause_s = pause[0] if pause else INTERVAL_S
         new = incarnation != self._incarnation
         self._incarnation = incarnation
         return new or unknown

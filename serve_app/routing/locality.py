@@ -5,10 +5,11 @@ A set-associative table, the layout of a processor's cache, because ten million 
     bucket = fingerprint mod buckets           16 ways a bucket
     way    = fingerprint u64 | holders 4 x u16 | stamp u32          20 bytes
 
-A key's fingerprint is its first eight bytes (keys are sha256, so uniform). A full bucket gives up its oldest way. A
-key's four holders are the latest ones; a holder is a worker's own cache or a node's pool. The holder of a chunk is
-taken to hold the chunks before it as well, since chains are evicted from their end. Wrong entries cost time, never a
-token.
+A key's fingerprint is its first eight bytes (keys are sha256, so uniform). A full bucket gives up its oldest way. The
+table grows bucket by bucket (linear hashing): of ``base`` buckets the first ones have been split in two, each with the
+one that lies ``base`` behind it. A key's four holders are the latest ones; a holder is a worker's own cache or a
+node's pool. The holder of a chunk is taken to hold the chunks before it as well, since chains are evicted from their
+end. Wrong entries cost time, never a token.
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ from numpy.typing import NDArray
 WAYS = 16
 HOLDERS = 4
 _NEWEST = 2**32 - 1  # the largest stamp
-_FILL = 0.8  # buckets fill unevenly: at 80 % about one key in forty finds its bucket full
+# Buckets that each addition splits of a table that grows, and frees of holders that have gone: a millisecond at most.
+_STEP = 1024
+# Buckets fill unevenly: at 80 % about one key in forty finds its bucket full; of a table that has grown by half, where
+# some buckets are not split yet, one in ten.
+_FILL = 0.8
 
 
 class LocalityIndex:
@@ -34,15 +39,23 @@ class LocalityIndex:
         self._names: list[str | None] = [None]  # holder 0: none
         self._numbers: dict[str, int] = {}
         self._free: list[int] = []
+        # Whose numbers stand for somebody. Those of holders that have gone are free once no key has them.
+        self._alive = np.zeros(np.iinfo(np.uint16).max + 1, np.bool_)
+        self._gone: list[int] = []
+        self._sweeping: list[int] = []
+        self._swept = 0  # buckets
+        self._base = self._buckets = 0
         self._allocate(capacity)
+        self._base = self._buckets = self._wanted
 
     def _allocate(self, capacity: int) -> None:
+        """Room for ``capacity`` keys, with the buckets that there are; see :meth:`_split`."""
         self.capacity = capacity
-        self._buckets = max(1, int(capacity / (WAYS * _FILL)) + 1)
-        self._prints = np.zeros((self._buckets, WAYS), np.uint64)
-        self._holders = np.zeros((self._buckets, WAYS, HOLDERS), np.uint16)
+        self._wanted = max(1, int(capacity / (WAYS * _FILL)) + 1)  # buckets
+        self._prints = np.zeros((self._wanted, WAYS), np.uint64)
+        self._holders = np.zeros((self._wanted, WAYS, HOLDERS), np.uint16)
         self._words = self._holders.view(np.uint64)[:, :, 0]  # a key's four holders as one number, the newest lowest
-        self._stamps = np.zeros((self._buckets, WAYS), np.uint32)
+        self._stamps = np.zeros((self._wanted, WAYS), np.uint32)
         self._located: tuple[Sequence[bytes], NDArray[np.uint64], NDArray[np.intp]] | None = None
 
     @property
@@ -86,15 +99,18 @@ class LocalityIndex:
         if not keys:
             return np.zeros(0, np.bool_)
         prints = _fingerprints(keys)
-        rows = (prints % np.uint64(self._buckets)).astype(np.intp)
+        rows = self._rows(prints)
         found = self._prints[rows] == prints[:, None]
-        known: NDArray[np.bool_] = found.any(axis=1) & (self._words[rows, found.argmax(axis=1)] != 0)
+        alive = self._alive[self._holders[rows, found.argmax(axis=1)]].any(axis=1)
+        known: NDArray[np.bool_] = found.any(axis=1) & alive
         return known
 
     # -- filling -----------------------------------------------------------------------------------------------
 
     def add(self, keys: Sequence[bytes], *holders: str) -> None:
         """``holders`` have, or are about to have, all of ``keys``, which need not start at token 0."""
+        self._split(_STEP)
+        self._sweep(_STEP)
         if not keys:
             return
         numbers = [self._number(holder) for holder in holders]
@@ -136,7 +152,7 @@ class LocalityIndex:
         if not keys or number is None:
             return
         prints = _fingerprints(keys)
-        rows = (prints % np.uint64(self._buckets)).astype(np.intp)
+        rows = self._rows(prints)
         found = self._prints[rows] == prints[:, None]
         at = np.flatnonzero(found.any(axis=1))
         rows, ways = rows[at], found[at].argmax(axis=1)
@@ -144,37 +160,71 @@ class LocalityIndex:
         self._holders[rows, ways] = np.where(held == number, 0, held)
 
     def grow(self, capacity: int) -> None:
-        """Makes room for ``capacity`` keys, at least as many as now. Of a bucket that gets too many, the oldest go."""
+        """Makes room for ``capacity`` keys, at least as many as now. The additions that follow make use of it, a part
+        each: to sort millions of keys anew would keep requests waiting for seconds.
+        """
         if capacity < self.capacity:
             raise ValueError(f"capacity can only grow, from {self.capacity}, not to {capacity}")
-        kept = self._prints != 0
-        prints, holders, stamps = self._prints[kept], self._holders[kept], self._stamps[kept]
+        there = slice(self._buckets)
+        prints, holders, stamps = self._prints, self._holders, self._stamps
         self._allocate(capacity)
-        rows = (prints % np.uint64(self._buckets)).astype(np.intp)
-        order = np.lexsort((-stamps.astype(np.int64), rows))  # bucket by bucket, the newest first
-        rows = rows[order]
-        ways = np.arange(len(rows)) - np.searchsorted(rows, rows)
-        fits = ways < WAYS
-        order, rows, ways = order[fits], rows[fits], ways[fits]
-        self._prints[rows, ways] = prints[order]
-        self._holders[rows, ways] = holders[order]
-        self._stamps[rows, ways] = stamps[order]
+        self._prints[there] = prints[there]
+        self._holders[there] = holders[there]
+        self._stamps[there] = stamps[there]
+
+    def _split(self, buckets: int) -> None:
+        """Makes so many buckets more, of those that the table has room for. A key's way stays what it was."""
+        while buckets > 0 and self._buckets < self._wanted:
+            if self._buckets == 2 * self._base:
+                self._base = self._buckets
+            first = self._buckets - self._base
+            count = min(buckets, self._wanted - self._buckets, self._base - first)
+            old, new = slice(first, first + count), slice(self._buckets, self._buckets + count)
+            moves = self._prints[old] % np.uint64(2 * self._base) >= np.uint64(self._base)
+            for table in (self._prints, self._holders, self._stamps):
+                table[new][moves] = table[old][moves]
+                table[old][moves] = 0
+            self._buckets += count
+            buckets -= count
+            self._located = None
 
     def remove_holder(self, holder: str) -> None:
-        """A worker or pool is gone and everything it held."""
+        """A worker or pool is gone and everything it held. Nobody finds it from now on; that its number is taken out of
+        all keys, which a large index takes a tenth of a second for, is left to the additions that follow.
+        """
         number = self._numbers.pop(holder, None)
         if number is None:
             return
         self._names[number] = None
-        self._holders[self._holders == number] = 0
-        self._free.append(number)
+        self._alive[number] = False
+        self._gone.append(number)
+
+    def _sweep(self, buckets: int) -> None:
+        """Takes holders that have gone out of so many buckets more."""
+        if not self._sweeping:
+            if not self._gone:
+                return
+            self._sweeping, self._gone, self._swept = self._gone, [], 0
+        part = self._holders[self._swept : self._swept + buckets]
+        part[~self._alive[part]] = 0
+        self._swept += buckets
+        if self._swept >= self._buckets:
+            self._free += self._sweeping
+            self._sweeping = []
 
     def _locate(self, keys: Sequence[bytes]) -> tuple[NDArray[np.uint64], NDArray[np.intp]]:
         """Fingerprints and buckets; a request's keys are looked up when it is routed and added when it is sent."""
         if self._located is None or self._located[0] is not keys:
             prints = _fingerprints(keys)
-            self._located = keys, prints, (prints % np.uint64(self._buckets)).astype(np.intp)
+            self._located = keys, prints, self._rows(prints)
         return self._located[1:]
+
+    def _rows(self, prints: NDArray[np.uint64]) -> NDArray[np.intp]:
+        """The buckets of fingerprints."""
+        if self._buckets == self._base:
+            return (prints % np.uint64(self._base)).astype(np.intp)
+        rows = (prints % np.uint64(2 * self._base)).astype(np.intp)
+        return np.where(rows < self._buckets, rows, rows - self._base)
 
     def _number(self, holder: str) -> int:
         number = self._numbers.get(holder)
@@ -184,10 +234,11 @@ class LocalityIndex:
                 self._names[number] = holder
             else:
                 number = len(self._names)
-                if number > np.iinfo(np.uint16).max:
+                if number >= len(self._alive):
                     raise ValueError("more than 65,535 workers and nodes: remove those that are gone")
                 self._names.append(holder)
             self._numbers[holder] = number
+            self._alive[number] = True
         return number
 
 

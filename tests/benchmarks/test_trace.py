@@ -10,8 +10,15 @@ import pytest
 from benchmarks import trace
 from benchmarks.trace import command, live, routing
 from benchmarks.trace.measure import Result
-from benchmarks.trace.requests import read_trace, synthetic_rows, write_trace
+from benchmarks.trace.requests import (
+    beside_each_other,
+    read_trace,
+    synthetic_rows,
+    unlimited_hit_ratio,
+    write_trace,
+)
 from serve_app.routing.admission import Admission
+from serve_app.routing.planner import Planner
 
 
 @pytest.fixture
@@ -26,6 +33,14 @@ def test_trace(path, capsys):
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["compared"]["x4"]["ttft_p90_over_kv_router"] > 0
     assert [row["requests"] for row in found["rows"]] == [40, 40]
+
+
+def test_traces_beside_each_other_share_nothing(path):
+    one = read_trace(path)
+    three = beside_each_other(one, 3)
+    assert len({request.id for request in three}) == 120 and sorted(r.at for r in three) == [r.at for r in three]
+    assert unlimited_hit_ratio(three) == pytest.approx(unlimited_hit_ratio(one))
+    assert len({key for r in three for key in r.blocks}) == 3 * len({key for r in one for key in r.blocks})
 
 
 def test_adapters(path, capsys):
@@ -80,10 +95,25 @@ def test_a_live_replay_counts_errors_as_errors():
 
 
 def test_routing(capsys, monkeypatch):
-    few = ["--decisions", "200", "--keys", "20000", "--full", "2000"]
+    few = ["--decisions", "200", "--keys", "20000", "--full", "2000", "--plans", "3"]
     assert routing.main([*few, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["rows"][0]["decisions"] == 200
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["rows"][0]["decisions"] == 200 and found["plans"][2]["ms_per_plan"] > 0
+    assert found["memory"]["ms_to_forget_a_worker"] < 50
     monkeypatch.setattr(Admission, "place", lambda *_: None)
     with pytest.raises(SystemExit, match="no figures(?s:.)*a decision among 8 workers: None"):
         routing.main(few)
     assert capsys.readouterr().out == ""
+
+
+def test_a_planner_that_forgets_a_worker(monkeypatch):
+    planned = Planner.plan
+
+    def forgetful(self, loads, *more, **named):
+        found = planned(self, loads, *more, **named)
+        found.roles.pop("w5")
+        return found
+
+    monkeypatch.setattr(Planner, "plan", forgetful)
+    with pytest.raises(SystemExit, match="no figures(?s:.)*roles of 8 workers"):
+        routing.plans(8, 3, 0)

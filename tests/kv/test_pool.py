@@ -12,7 +12,8 @@ import ray
 from ray.exceptions import RayError
 
 from serve_app.kv.client import KVClient
-from serve_app.kv.directory import DirectoryFeed, chunk_names, get_or_create_directory
+from serve_app.kv.directory import DirectoryFeed, get_or_create_directory
+from serve_app.kv.directory_table import chunk_names
 from serve_app.kv.nodes import object_store_bytes, pool_name
 from serve_app.kv.pool import KVPool, PoolOptions, get_or_create_pool
 from serve_app.wire.publish import ChunkFields, PublishCall

@@ -120,6 +120,28 @@ def test_it_grows_and_knows_what_it_knew() -> None:
         index.grow(100)
 
 
+def test_nothing_is_lost_on_the_way_to_a_larger_index() -> None:
+    """It grows by a part with each addition; what is known is found at every moment, and who is older stays known."""
+    index = LocalityIndex(40_000)
+    for talk in range(3000):
+        index.add(chain(talk, 5), f"w{talk % 7}")
+    known = {talk: found for talk in range(3000) if (found := index.match(chain(talk, 5)))}
+    assert len(known) > 2900
+    steps, buckets = [60_000, 250_000, 700_000], set()
+    for number in range(80):
+        if number % 20 == 0 and steps:
+            index.grow(steps.pop(0))
+        index.add(chain(10_000 + number, 5), "new")
+        buckets.add(index._buckets)
+        for talk in range(number, 3000, 97):
+            assert index.match(chain(talk, 5)) == known.get(talk, {})
+    assert {talk: found for talk in range(3000) if (found := index.match(chain(talk, 5)))} == known
+    assert all(index.match(chain(10_000 + number, 5)) == {"new": 5} for number in range(80))
+    assert len(buckets) > 40 and index._buckets == int(700_000 / 12.8) + 1
+    held = index._prints[index._prints != 0]
+    assert (index._rows(held) == np.nonzero(index._prints)[0]).all()
+
+
 def test_it_goes_on_after_so_many_look_ups_that_stamps_are_full() -> None:
     index = LocalityIndex(16)  # two buckets
     old, new = chain(0, 3), chain(1, 3)
@@ -137,3 +159,28 @@ def test_it_goes_on_after_so_many_look_ups_that_stamps_are_full() -> None:
         index.add(chain(talk, 1), "w2")
         index.match(new)
     assert index.match(old) == {} and index.match(new) == {"w1": 3}
+
+
+def test_whoever_is_gone_is_found_no_more_and_its_number_is_free_once_no_key_has_it() -> None:
+    index = LocalityIndex(100_000)  # 7,813 buckets: a sweep takes eight additions
+    for talk in range(50):
+        index.add(chain(talk, 10), "stays", f"w{talk}")
+    for talk in range(50):
+        index.remove_holder(f"w{talk}")
+    assert index.match(chain(7, 10)) == {"stays": 10}
+    index.remove_holder("stays")
+    assert not index.held(chain(7, 10)).any() and not index.match(chain(7, 10))
+    for talk in range(8):
+        index.add(chain(100 + talk, 1), f"new{talk}")
+    assert len(index._free) == 50 and np.count_nonzero(index._holders) == 8
+    index.add(chain(200, 1), "newest")
+    assert len(index._free) == 49 and len(index._names) == 59
+    # What goes while another is taken out, or while the index grows, has its own sweep.
+    index.remove_holder("new0")
+    index.add(chain(201, 1), "newest")
+    index.remove_holder("new1")
+    index.grow(200_000)
+    for _ in range(40):
+        index.add(chain(201, 1), "newest")
+    assert len(index._free) == 51 and np.count_nonzero(index._holders) == 8
+    assert index.held([chain(100 + talk, 1)[0] for talk in range(4)]).tolist() == [False, False, True, True]

@@ -30,7 +30,7 @@ from serve_app.state.spending.quotas import MINUTE_S, MONEY, NEURONS, REQUESTS, 
 
 log = logging.getLogger("ray.serve")
 
-# How often leases are set anew while there are any, and the least time between two exchanges.
+# How often leases that are used are set anew, and the least time between two exchanges.
 POLL_S = 0.25
 GROUP_S = 0.005
 # How long a request waits for what others have leased and do not use, and asks for it this often.
@@ -166,15 +166,15 @@ class Allowance:
                 loop.call_soon_threadsafe(_wake, future)
 
     def _turn(self, poll: bool, last: bool) -> None:
-        self._exchange(poll)
+        self._exchange(poll=poll, all=last)
         if last and not any(held for held, _ in self.leases.held().values()):
             with suppress(Away, Exception):
                 self._store.forget(self._owner.id)
                 self._owner.end()
 
-    def _exchange(self, all: bool) -> None:
+    def _exchange(self, *, poll: bool, all: bool) -> None:
         try:
-            self.leases.exchange(self._store, self._owner.id, all=all)
+            self.leases.exchange(self._store, self._owner.id, all=all, poll=poll)
             self._trouble = ""
         except Away:
             pass

@@ -34,6 +34,9 @@ AHEAD_S = 0.5
 SHARE = 8
 # Without requests for so long nothing is leased ahead.
 IDLE_S = 10.0
+# Leases that nobody uses or is short of are set anew no sooner than after this: exchanges of all gateways wait for each
+# other, and take the longer the more leases are set.
+REST_S = 0.5
 # What the store said is good for a refusal for so long.
 FRESH_S = 0.3
 # An entry that is not in the ledger after so long, although nothing waits for it, was never written down: whoever would
@@ -84,6 +87,10 @@ class _Lease:
             return 0
         unleased = self.limit - self.last.spent - self.last.others - self.held
         return max(0, min(max(self.typical, int(self.rate * AHEAD_S)), unleased // SHARE))
+
+    def rests(self, now: float) -> bool:
+        """Whether neither this gateway nor another gains by hearing of it now."""
+        return not (self.owed or self.waiting or self.last.contended) and now - self.heard_at < REST_S
 
     def roll(self, now: float) -> None:
         """A new window: minutes begin at nothing; in budgets the ledger does, and leases stay."""
@@ -226,11 +233,14 @@ class Leases:
         with self._lock:
             return {quota: (lease.held, lease.amount) for quota, lease in self._leases.items()}
 
-    def exchange(self, store: LeaseStore, owner: str, *, all: bool = True) -> None:
-        """Sets leases anew: ``all``, or those that are due. Raises :class:`serve_app.state.errors.Away`."""
+    def exchange(self, store: LeaseStore, owner: str, *, all: bool = True, poll: bool = False) -> None:
+        """Sets leases anew: ``all``, or those that are due, or with ``poll`` also those that are used, that somebody is
+        short of, or that have rested. Raises :class:`serve_app.state.errors.Away`.
+        """
         now = self._clock()
         with self._lock:
-            wants = [self._want(lease, now) for lease in list(self._leases.values()) if all or lease.due]
+            some = [one for one in self._leases.values() if all or one.due or (poll and not one.rests(now))]
+            wants = [self._want(lease, now) for lease in some]
             asked = {want.quota: self._leases[want.quota] for want in wants}
         try:
             granted = store.lease(owner, now, wants) if wants else {}

@@ -29,6 +29,7 @@ STREAMS_S = 15.0
 # Silent gateways whose leases can matter to no window are forgotten.
 _FORGET_S = 40 * 86400.0
 _GROUP = 200
+_CHANGING = ("window", "amount", "held", "asked")
 
 
 class LeaseTable:
@@ -39,7 +40,7 @@ class LeaseTable:
         self._alerts = alerts
         self.away_s = 3600.0
         new = database.insert(leases)
-        changed = {name: new.excluded[name] for name in ("window", "amount", "held", "asked")}
+        changed = {name: new.excluded[name] for name in _CHANGING}
         self._put = new.on_conflict_do_update(index_elements=["account", "key", "kind", "owner"], set_=changed)
         beat = database.insert(lease_owners)
         self._beat = beat.on_conflict_do_update(index_elements=["owner"], set_={"beat": beat.excluded.beat})
@@ -51,17 +52,21 @@ class LeaseTable:
             self._lock(connection, [want.quota for want in wants])
             held = self._held(connection, [want.quota for want in wants])
             written = spent.written(connection, [entry for want in wants for entry in want.owed])
+            used = spent.since_each(connection, {want.quota: want.window for want in wants if want.quota.is_budget})
             found: dict[Quota, Granted] = {}
             rows, gone = [], []
             for want in wants:
-                granted = self._grant(connection, owner, now, want, held.get(want.quota, []), written)
+                known = held.get(want.quota, [])
+                mine = next((one for one in known if one.owner == owner), None)
+                granted = self._grant(owner, now, want, known, written, used.get(want.quota, 0))
                 found[want.quota] = granted
                 row = {**want.quota._asdict(), "owner": owner, "window": want.window, "amount": granted.amount}
                 asked = max(0, want.asked - sum(want.owed[entry] for entry in granted.written))
                 row |= {"held": min(want.held, granted.amount), "asked": min(asked, want.limit)}
                 if granted.amount or row["asked"]:
-                    rows.append(row)
-                elif any(known.owner == owner for known in held.get(want.quota, [])):
+                    if mine is None or any(getattr(mine, name) != row[name] for name in _CHANGING):
+                        rows.append(row)
+                elif mine is not None:
                     gone.append(want.quota)
             if rows:
                 connection.execute(self._put, rows)
@@ -85,7 +90,7 @@ class LeaseTable:
             connection.execute(sa.delete(lease_owners).where(lease_owners.c.owner.in_(silent)))
 
     def _grant(
-        self, connection: Connection, owner: str, now: float, want: Want, held: Sequence[sa.Row], written: set[str]
+        self, owner: str, now: float, want: Want, held: Sequence[sa.Row], written: set[str], used: int
     ) -> Granted:
         quota = want.quota
         mine, others, others_held, contended = 0, 0, 0, False
@@ -98,7 +103,6 @@ class LeaseTable:
                 contended |= row.asked > row.amount
         here = frozenset(entry for entry in want.owed if entry in written)
         known = sum(want.owed[entry] for entry in here)
-        used = spent.since(connection, quota, want.window) if quota.is_budget else 0
         # What the gateway was never told, because an answer was lost, is neither its lease nor taken off it twice.
         mine, asked = max(0, min(mine, want.amount - known)), max(0, want.asked - known)
         amount = max(min(mine, asked), min(asked, want.limit - used - others))
