@@ -6,8 +6,9 @@ Each side runs in its own process with the same prompts (128 distinct token ids 
 prefix shared; prompts' prefill counts, as in vLLM's own offline measure. ``transformers`` is ``generate`` with its
 defaults, run in the first round only (it is slow). A side is stopped while another runs. Start-up is from starting the
 process to the first token. The roofline is this machine's read bandwidth, taken before and after every run: a decode
-step must read all weights and the keys and values of its requests; bfloat16 weights that are read in 12 bits have a
-second one, of what they would be unpacked. Figures count only where other processes were quiet.
+step must read all weights (of experts the chosen ones) and the keys and values of its requests; bfloat16 weights that
+are read in 12 bits have a second one, of what they would be unpacked. Figures count only where other processes were
+quiet.
 
 Every answer of every side has as many tokens as were asked for. Ours are the same in every round, and begin as every
 peer's do: of all first tokens, ``AGREEING`` must be equal (not all, since rounding in bfloat16 may decide between two).
@@ -172,12 +173,22 @@ def _summary(by_side: dict[str, list[dict[str, Any]]], tokens: int, info: dict[s
     result["decode_tokens_per_s"] = round(statistics.median(r["decode_tokens"] / r["decode_s"] for r in runs), 1)
     result["decode_step_ms"] = round(statistics.median(1e3 * r["decode_s"] / r["decode_steps"] for r in runs), 3)
     for name, weights in (("roofline_share", "weight_bytes"), ("plain_roofline_share", "plain_bytes")):
-        shares = []
-        for r in runs:
-            moved = r["decode_steps"] * info[weights] + r["kv_tokens_read"] * info["kv_token_bytes"]
-            shares.append(moved / r["decode_s"] / 1e9 / r["read_gbps"])
-        result[name] = round(statistics.median(shares), 3)
+        moved = [bytes_needed(r, info, info[weights]) / r["decode_s"] / 1e9 for r in runs]
+        result[name] = round(statistics.median(m / r["read_gbps"] for m, r in zip(moved, runs, strict=True)), 3)
+    if info["expert_bytes"]:
+        per_step = statistics.median(bytes_needed(r, info, info["weight_bytes"]) / r["decode_steps"] for r in runs)
+        result["step_mb"] = round(per_step / 1e6, 1)
+        chosen = statistics.median(r["expert_bytes_read"] / r["decode_steps"] for r in runs)
+        result["experts_share"] = round(chosen / info["expert_bytes"], 3)
     return result
+
+
+def bytes_needed(run: dict[str, Any], info: dict[str, Any], weights: int) -> float:
+    """What the decode steps of ``run`` must read where all weights take ``weights`` bytes: those that are no experts',
+    the experts that rows have chosen, and keys and values."""
+    packed, of_experts = info["weight_bytes"], info["expert_bytes"]
+    read = run["decode_steps"] * (packed - of_experts) + run["expert_bytes_read"]
+    return read * (weights / packed if packed else 1.0) + run["kv_tokens_read"] * info["kv_token_bytes"]
 
 
 def report(found: dict[str, Any]) -> None:

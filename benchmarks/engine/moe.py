@@ -1,10 +1,13 @@
-"""Mixtures of experts on this machine's CPU: our engine, and vLLM where it is given, on random checkpoints.
+"""Mixtures of experts on this machine's CPU: our engine, and peers where they are given, on random checkpoints.
 
     python -m benchmarks moe [--sizes 0.27b,1b] [--vllm PYTHON] [--batch 1,8,32] [--rounds 3] [--work FOLDER] [--json]
+    python -m benchmarks moe --peers llama.cpp [--llama PYTHON] [--batch ""] [--prompts 512,2048]
 
 Two models in the shape of Qwen3-MoE and in bfloat16: 12 layers with 32 experts of which a token chooses 4, and 16
-layers with 64 of which it chooses 8. Prompts, checks and rounds are those of ``benchmarks engine``. A step reads the
-experts that its rows have chosen: shares of the roofline count all weights, and mean nothing for few rows.
+layers with 64 of which it chooses 8. Prompts, checks and rounds are those of ``benchmarks engine``. The roofline counts
+what a decode step needs: the weights that are no experts', the experts that its rows have chosen, keys and values.
+``--peers llama.cpp`` compares prompts alone with llama.cpp, at 16, 8 and 4 bits (``llama-cpp-python`` and ``gguf`` in
+the environment of ``--llama``); it is left out, with the reason, where these are not installed.
 """
 
 from __future__ import annotations
@@ -13,12 +16,14 @@ import argparse
 import json
 import os
 import shutil
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks import CHECKPOINTS
+from benchmarks.engine import prefill
 from benchmarks.engine.checkpoint import TOKENIZER_FILES
 from benchmarks.engine.engine import compare
 
@@ -78,8 +83,11 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--sizes", default="0.27b,1b", help=f"of {', '.join(SHAPES)}")
     parser.add_argument("--vllm", metavar="PYTHON", help="interpreter of an environment with vLLM")
+    parser.add_argument("--peers", default="", choices=["", "llama.cpp"], help="compare prompts alone with it")
+    parser.add_argument("--llama", metavar="PYTHON", default=sys.executable, help="interpreter that has llama.cpp")
+    parser.add_argument("--prompts", default=",".join(map(str, prefill.LENGTHS)), help="tokens of those prompts")
     parser.add_argument("--transformers", action="store_true", help="measure generate as well")
-    parser.add_argument("--batch", default="1,8,32")
+    parser.add_argument("--batch", default="1,8,32", help="empty: no generation")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--new", type=int, default=64, help="tokens of each answer")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
@@ -87,14 +95,24 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     options = parser.parse_args(argv)
     options.quantization, options.no_mixed, options.no_transformers = "none", True, not options.transformers
-    batches = [int(b) for b in options.batch.split(",")]
+    batches = [int(b) for b in options.batch.split(",") if b]
+    why = prefill.missing(options.llama) if options.peers else None
+    if why:
+        print(f"llama.cpp is left out: {why}", file=sys.stderr)
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="moe-") as scratch:
         for name in options.sizes.split(","):
             folder = (options.work or Path(scratch)) / name
             if not (folder / "config.json").is_file():
                 write_checkpoint(name, folder)
-            found[name] = compare(folder, batches, options)
+            found[name] = compare(folder, batches, options) if batches else {}
+            if options.peers and not why:
+                lengths = [int(length) for length in options.prompts.split(",")]
+                prompts = prefill.compare(
+                    folder, folder.parent, options.llama, lengths, options.rounds, options.threads
+                )
+                prefill.report(name, prompts)
+                found[name]["prefill"] = prompts
     if options.json:
         print(json.dumps(found))
     return 0

@@ -28,7 +28,7 @@ PARTS = ("norms and embedding", "layer linears", "rotary and K/V write", "attent
 _NORM, _LINEAR = "Pd", LINEAR
 _LAYER = struct.Struct(_NORM + _LINEAR + 2 * _NORM + _LINEAR + _NORM + 2 * _LINEAR + "qddPP")
 _MODEL = struct.Struct("PP" + _NORM + _LINEAR + "8q")
-_STEP = struct.Struct("19P12q")
+_STEP = struct.Struct("20P12q")
 _REASONS = {
     2: "lengths or sample rows contradict each other",
     3: "a block id or slot is outside the cache",
@@ -175,6 +175,8 @@ class Decoder:
         self._positions = 0
         # int64 [5] nanoseconds per part of the pass (see PARTS), added up while this is set.
         self.times: np.ndarray | None = None
+        # int64 [1] bytes of the experts that steps have read, added up while this is set.
+        self.experts_read: np.ndarray | None = None
         check_decoder(shape, embedding, layers, final_norm, head)
         embedding = embedding.to(torch.bfloat16).contiguous()
         self._keep: list[Any] = [embedding]
@@ -185,6 +187,7 @@ class Decoder:
         linears += [w for layer in layers if layer.mixture is not None for w in layer.mixture.linears()]
         most = sum(w.packed_bytes for w in [*linears, head])
         self.plain_bytes = most
+        self.expert_bytes = 0  # those of all experts, of `packed_bytes`
         self.adapters = _places(layers, head, places) if places else None
         self._store = PanelStore(library, most + 64 * (len(linears) + 1), compact=compact)
         table = b"".join(self._layer(layer) for layer in layers)
@@ -241,6 +244,7 @@ class Decoder:
                 0 if embedded is None else embedded.data_ptr(), 0 if given is None else given.data_ptr(),
                 0 if adapters is None else batch.adapters.data_ptr(),
                 0 if adapters is None else adapters.records.ctypes.data,
+                0 if self.experts_read is None else self.experts_read.ctypes.data,
                 plane.shape[2], batch.input_ids.shape[0], batch.seq_lens.shape[0],
                 batch.block_tables.stride(0), samples, table, self.threads, len(layers),
                 0 if given is None else given.shape[0],
@@ -297,7 +301,14 @@ class Decoder:
         )
 
     def _mixture(self, mixture: MixtureWeight) -> bytes:
-        return mixture_record(mixture, self._linear, self._hold)
+        def pack(linear: LinearWeight, paired: bool) -> tuple[int, ...]:
+            before = self._store.bytes
+            record = self._linear(linear, paired)
+            if linear is not mixture.router:
+                self.expert_bytes += self._store.bytes - before
+            return record
+
+        return mixture_record(mixture, pack, self._hold)
 
     def _norm(self, norm: NormWeight | None) -> tuple[int, float]:
         if norm is None:

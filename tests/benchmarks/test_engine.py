@@ -11,7 +11,7 @@ import torch
 
 from benchmarks import CHECKPOINTS
 from benchmarks.checks import Checks
-from benchmarks.engine import checkpoint, encoder, engine, kernels, moe, perplexity, structured
+from benchmarks.engine import checkpoint, encoder, engine, kernels, moe, perplexity, prefill, structured
 from serve_app.catalog.errors import CatalogError
 from serve_app.catalog.load import BUILT_IN, load_record
 from serve_app.catalog.weights import resolve
@@ -45,7 +45,7 @@ def test_engine(model, capsys, more):
 class Short:
     """A side that forgets a token of every answer."""
 
-    name, info = "ours", {"weight_bytes": 1, "plain_bytes": 1, "kv_token_bytes": 1}
+    name, info = "ours", {"weight_bytes": 1, "plain_bytes": 1, "kv_token_bytes": 1, "expert_bytes": 0}
 
     def run(self, prompts, new, salt):
         return {"tokens": [[1] * (n - 1) for n in new], "seconds": 1.0, "wall_s": 1.0, "cpu_s": 1.0}
@@ -147,5 +147,45 @@ def test_what_obeys_a_schema():
 def test_mixtures(tmp_path, capsys):
     few = ["--sizes", "tiny", "--batch", "2", "--rounds", "1", "--new", "4", "--threads", "1", "--json"]
     assert moe.main([*few, "--work", str(tmp_path)]) == 0
-    assert figures(capsys)["tiny"]["workloads"]["batch 2"]["tokens_per_s"]["ours"] > 0
+    found = figures(capsys)["tiny"]["workloads"]["batch 2"]
+    assert found["tokens_per_s"]["ours"] > 0
+    assert found["roofline_share"] == 0 or 0 < found["experts_share"] <= 1
+
+
+def test_what_a_decode_step_of_a_mixture_needs():
+    """In two steps: 30 bytes of all 100 are no experts', of the others 50 were chosen; three tokens were read."""
+    run = {"decode_steps": 2, "expert_bytes_read": 50, "kv_tokens_read": 3}
+    info = {"weight_bytes": 100, "expert_bytes": 70, "kv_token_bytes": 4}
+    assert engine.bytes_needed(run, info, 100) == 2 * 30 + 50 + 3 * 4
+    assert engine.bytes_needed(run, info, 200) == 2 * (2 * 30 + 50) + 3 * 4
+
+
+def test_prompts_without_llama(tmp_path, capsys):
+    absent = tmp_path / "python"
+    absent.write_text("#!/bin/sh\necho No module named llama_cpp >&2\nexit 1\n")
+    absent.chmod(0o755)
+    few = ["--sizes", "tiny", "--work", str(tmp_path), "--batch", "", "--peers", "llama.cpp"]
+    assert moe.main([*few, "--llama", str(absent), "--json"]) == 0
+    said = capsys.readouterr()
+    assert "llama.cpp is left out: No module named llama_cpp" in said.err
+    assert json.loads(said.out.splitlines()[-1]) == {"tiny": {}}
+
+
+class Answering:
+    """A side that answers each prompt with one token."""
+
+    def __init__(self, name: str, token: int) -> None:
+        self.name, self.token = name, token
+
+    def run(self, prompts, new, salt):
+        return {"tokens": [[self.token]] * len(prompts), "seconds": 0.5, "wall_s": 1.0, "cpu_s": 1.0}
+
+
+def test_prompts_beside_another_engine(capsys):
+    sides = [Answering("ours", 7), Answering("llama.cpp", 7)]
+    found = prefill.measure(sides, [64], 2, compared=True)["prompt 64"]
+    assert found["tokens_per_s"] == {"ours": 128.0, "llama.cpp": 128.0} and found["ratio"] == 1
+    with pytest.raises(SystemExit, match="no figures(?s:.)*0 % of first tokens are ours"):
+        prefill.measure([sides[0], Answering("llama.cpp", 8)], [64], 1, compared=True)
+    assert capsys.readouterr().out == ""
     assert torch.get_default_dtype() == torch.float32

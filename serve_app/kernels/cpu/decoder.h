@@ -57,12 +57,13 @@ public:
 
     void run(Team& team, int thread) {
         const Member self{team, thread};
+        int64_t count = a.tokens;  // rows still of interest
         const auto mark = [&](Part part) {
             if (a.nanoseconds && thread == 0) clock(part);
         };
         // `next`: whose weights to fetch while others are not done.
         const auto done = [&](Part part, const Linear& next) {
-            team.wait(first_panel(next, thread));
+            team.wait(first_panel(next, count, self));
             mark(part);
         };
         if (thread == 0) last = Clock::now();
@@ -73,8 +74,7 @@ public:
         });
         done(NORMS, m.layer_count ? m.layers[0].qkv : m.head);
         const bf16* from;
-        bf16 *states = x, *heads = attended;  // rows still of interest
-        int64_t count = a.tokens;
+        bf16 *states = x, *heads = attended;  // those rows
         for (int64_t i = 0; i < m.layer_count; i++) {
             const Layer& l = m.layers[i];
             if (a.embedded && i > 0 && i <= a.deep) {
@@ -120,7 +120,7 @@ public:
             mark(NORMS);
             const Linear& following = last ? m.head : m.layers[i + 1].qkv;
             if (l.mixture) {
-                experts.mix(self, &claimed[4 * i + 2], *l.mixture, from, count, states);
+                experts.mix(self, &claimed[4 * i + 2], *l.mixture, from, count, states, a.experts_read);
                 done(LINEARS, following);
                 continue;
             }
@@ -174,15 +174,24 @@ private:
         for (int64_t d = 0; d < m.hidden; d += LANES) put(to + d, load(to + d) + load(from + d));
     }
 
-    // Where thread `thread` will begin with a product, as far as it stays in the cache until then.
-    static Fetch first_panel(const Linear& l, int thread) {
-        if (!l.weight || thread >= panels(l)) return {};
-        const int64_t bytes = any_panel_bytes(l);
-        return {(const char*)l.weight + thread * bytes, std::min<int64_t>(bytes, 2 * PANEL * K_PIECE)};
+    // How threads share a product: small ones evenly, others in turns, so that one that lost its core does not keep the rest.
+    static Runs runs_of(const Linear& l, int64_t count, int threads) {
+        const int all = panels(l), share = (all + threads - 1) / threads;
+        const int most = count > OWN_ROWS ? 1 : (int)std::max<int64_t>(1, RUN_BYTES / any_panel_bytes(l));
+        return Runs(all, share <= most ? std::max(1, share) : std::clamp(all / (8 * threads), 1, most));
     }
 
-    // Threads begin with a panel each and take the others one by one, the next before the present one is begun, so that it
-    // can be fetched meanwhile.
+    // Where thread `thread` will begin with a product of `count` rows, as far as it stays in the cache until then.
+    static Fetch first_panel(const Linear& l, int64_t count, const Member& self) {
+        if (!l.weight) return {};
+        const Runs runs = runs_of(l, count, self.team.size);
+        if (self.thread >= runs.count) return {};
+        const int64_t bytes = any_panel_bytes(l);
+        return {any_panel_at(l, runs.begin(self.thread)), std::min<int64_t>(bytes, 2 * PANEL * K_PIECE)};
+    }
+
+    // Threads begin with a run of panels each and take the others one by one, the next before the last panel of the present
+    // one is begun, so that it can be fetched meanwhile. Where rows are few, memory takes most time, and runs are long.
     template <class Write>
     void product(const Member& self, int64_t index, const Linear& l, const bf16* from, int64_t count, Write write) {
         std::atomic<int>& counter = claimed[index];
@@ -190,8 +199,14 @@ private:
         const Codes codes = is_wide(l) ? Codes{} : quantize(self, from, count, l.k);
         const Adapters::Product adapted = adapters.of(index, count);
         if (adapted.rows) adapters.shrink(self, adapted, from, l.k);
-        for (int panel = self.thread, next; panel < all; panel = next) {
-            next = self.team.size + counter++;
+        const Runs runs = runs_of(l, count, self.team.size);
+        int run = self.thread, panel = runs.begin(std::min(run, runs.count)), next = 0;
+        for (; run < runs.count; panel = next) {
+            next = panel + 1;
+            if (next == runs.end(run)) {
+                run = self.team.size + counter++;
+                next = run < runs.count ? runs.begin(run) : all;
+            }
             const int width = (int)std::min<int64_t>(PANEL, l.n - (int64_t)panel * PANEL);
             const auto put = [&](int row, const float* sums) { write(row, panel * PANEL, width, sums); };
             const auto finished = [&](int row, float* sums) {

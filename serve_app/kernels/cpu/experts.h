@@ -43,13 +43,17 @@ public:
     }
 
     // states[r] += the sum of row r's experts, of normalised rows `from` [count, hidden]. `claimed`: two counters at 0.
-    void mix(const Member& self, std::atomic<int>* claimed, const Mixture& e, const bf16* from, int64_t count, bf16* states) {
+    // The bytes of the experts that are read are added to `read`, if there.
+    void mix(const Member& self, std::atomic<int>* claimed, const Mixture& e, const bf16* from, int64_t count, bf16* states,
+             int64_t* read) {
         static thread_local Rows own;
         const int64_t hidden = e.router.k;
         const bool few = count <= OWN_ROWS;
         const Pairs& pairs = routed(self, e, from, count, few, own);
         const int64_t total = count * e.choices();
         own.group = -1;
+        if (read && self.thread == 0)
+            for (const int32_t one : pairs.active) *read += weight_bytes(e.gate_up[one]) + weight_bytes(e.down[one]);
         if (is_wide(e.gate_up[0])) {
             if (!few) {
                 self.rows(total, [&](int64_t p) {
@@ -156,53 +160,76 @@ private:
 
     template <class Rows_>
     void gate_and_up(const Member& self, std::atomic<int>& counter, const Mixture& e, const Pairs& pairs, Rows_ rows_of) {
-        const int each = panels(e.gate_up[0]), all = each * pairs.groups();
-        for (int item = self.thread, next; item < all; item = next) {
-            next = self.team.size + counter++;
-            const int group = item / each, panel = item % each;
+        const int each = panels(e.gate_up[0]);
+        const Runs runs(each, most_in_a_row(e.gate_up[0], pairs, each * pairs.groups() / (TURNS * self.team.size)));
+        const int all = runs.count * pairs.groups();
+        for (int item = self.thread, next = item; item < all; item = next) {
+            const int group = item / runs.count, end = runs.end(item % runs.count);
             const Linear& l = e.gate_up[pairs.active[group]];
-            const int then = next < all ? next : item;
-            const int width = (int)std::min<int64_t>(PANEL, l.n - (int64_t)panel * PANEL);
-            bf16* to = inner + (int64_t)pairs.first(group) * e.inner + panel * (PANEL / 2);
             const Input input = rows_of(group);
-            any_panel(l, panel, any_panel_at(e.gate_up[pairs.active[then / each]], then % each), input.rows, input.codes,
-                      pairs.count(group), [&](int row, const float* sums) {
-                          e.limit ? gate_limited(to + row * e.inner, sums, width / 2, (float)e.alpha, (float)e.limit)
-                                  : gate(to + row * e.inner, sums, width / 2);
-                      });
+            for (int panel = runs.begin(item % runs.count); panel < end; panel++) {
+                const uint8_t* following = any_panel_at(l, panel + 1 < end ? panel + 1 : panel);
+                if (panel + 1 == end && (next = self.team.size + counter++) < all)
+                    following = any_panel_at(e.gate_up[pairs.active[next / runs.count]], runs.begin(next % runs.count));
+                const int width = (int)std::min<int64_t>(PANEL, l.n - (int64_t)panel * PANEL);
+                bf16* to = inner + (int64_t)pairs.first(group) * e.inner + panel * (PANEL / 2);
+                any_panel(l, panel, following, input.rows, input.codes, pairs.count(group),
+                          [&](int row, const float* sums) {
+                              e.limit ? gate_limited(to + row * e.inner, sums, width / 2, (float)e.alpha, (float)e.limit)
+                                      : gate(to + row * e.inner, sums, width / 2);
+                          });
+            }
         }
     }
 
     // `coded`: the inner values of all pairs, where they are multiplied in 8 bits.
     void down(const Member& self, std::atomic<int>& counter, const Mixture& e, const Pairs& pairs, const Codes& coded,
               int64_t count, bf16* states, std::vector<float>& memory) {
-        const int all = panels(e.down[0]), groups = pairs.groups();
-        const int64_t hidden = e.router.k;
-        if ((int64_t)memory.size() < count * PANEL) memory.resize(count * PANEL);
+        const int each = panels(e.down[0]), groups = pairs.groups();
+        const Runs runs(each, most_in_a_row(e.down[0], pairs, (each + self.team.size - 1) / self.team.size));
+        const int64_t hidden = e.router.k, wide = runs.longest() * PANEL;
+        if ((int64_t)memory.size() < count * wide) memory.resize(count * wide);
         float* sums_of = memory.data();
-        for (int panel = self.thread, next; panel < all; panel = next) {
+        for (int run = self.thread, next; run < runs.count; run = next) {
             next = self.team.size + counter++;
-            std::memset(sums_of, 0, count * PANEL * sizeof(float));
+            const int begin = runs.begin(run), end = runs.end(run);
+            std::memset(sums_of, 0, count * wide * sizeof(float));
             for (int group = 0; group < groups; group++) {
                 const Linear& l = e.down[pairs.active[group]];
-                const bool more = group + 1 < groups;  // of the next expert the same panel, else the first one's next
-                const int then = more || next >= all ? panel : next, first = pairs.first(group);
-                any_panel(l, panel, any_panel_at(e.down[pairs.active[more ? group + 1 : 0]], then),
-                          inner + (int64_t)first * e.inner, coded.from(first), pairs.count(group),
-                          [&](int row, const float* sums) {
-                              float* to = sums_of + (int64_t)pairs.rows[first + row] * PANEL;
-                              const vfloat weight = splat(pairs.weights[first + row]);
-                              for (int j = 0; j < PANEL; j += LANES) {
-                                  vfloat term = rounded(load(sums + j)) * weight;
-                                  if (e.rounded) term = rounded(term);
-                                  store(to + j, load(to + j) + term);
-                              }
-                          });
+                const int first = pairs.first(group);
+                for (int panel = begin; panel < end; panel++) {
+                    // Of the next expert the same panels, else the first one's next.
+                    const bool more = group + 1 < groups;
+                    const uint8_t* following =
+                        panel + 1 < end ? any_panel_at(l, panel + 1)
+                                        : any_panel_at(e.down[pairs.active[more ? group + 1 : 0]],
+                                                       more || next >= runs.count ? begin : runs.begin(next));
+                    any_panel(l, panel, following, inner + (int64_t)first * e.inner, coded.from(first), pairs.count(group),
+                              [&](int row, const float* sums) {
+                                  float* to = sums_of + pairs.rows[first + row] * wide + (panel - begin) * PANEL;
+                                  const vfloat weight = splat(pairs.weights[first + row]);
+                                  for (int j = 0; j < PANEL; j += LANES) {
+                                      vfloat term = rounded(load(sums + j)) * weight;
+                                      if (e.rounded) term = rounded(term);
+                                      store(to + j, load(to + j) + term);
+                                  }
+                              });
+                }
             }
-            const int width = (int)std::min<int64_t>(PANEL, hidden - (int64_t)panel * PANEL);
-            for (int64_t r = 0; r < count; r++) add(states + r * hidden + panel * PANEL, sums_of + r * PANEL, width);
+            const int width = (int)std::min<int64_t>((end - begin) * PANEL, hidden - (int64_t)begin * PANEL);
+            for (int64_t r = 0; r < count; r++) add(states + r * hidden + begin * PANEL, sums_of + r * wide, width);
         }
     }
+
+    // Panels of a run, `wanted` at the most; where an expert's rows are many, memory does not matter and short turns are
+    // shared more evenly.
+    static int most_in_a_row(const Linear& l, const Pairs& pairs, int wanted) {
+        const bool many = (int64_t)pairs.rows.size() > MANY * pairs.groups();
+        return many ? 1 : std::clamp<int64_t>(RUN_BYTES / any_panel_bytes(l), 1, std::max(1, wanted));
+    }
+
+    static constexpr int TURNS = 4;  // of a thread at the least, so that all end together
+    static constexpr int MANY = 12;
 
     bf16 *inner = nullptr, *gathered = nullptr;  // [pairs, an expert's width], [pairs, hidden]
     Codes rows_coded{}, pairs_coded{};           // of rows, and of pairs

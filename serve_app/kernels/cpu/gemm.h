@@ -30,6 +30,19 @@ struct Linear {  // mirrored by serve_app/kernels/decoder.py
 // Within a loop whose sums are in registers, a call would put them all into memory and back.
 #define ALWAYS_INLINE __attribute__((always_inline)) inline
 
+constexpr int64_t RUN_BYTES = 384 << 10;
+
+// A weight's panels in runs of neighbours, `most` at the most. A thread that takes a run reads one stream. A panel elsewhere
+// begins a new one, which takes as long as reading some 20 KB: runs of RUN_BYTES make that little.
+struct Runs {
+    int panels, count;
+
+    Runs(int panels, int most) : panels(panels), count((panels + most - 1) / most) {}
+    int begin(int run) const { return (int)((int64_t)panels * run / count); }
+    int end(int run) const { return begin(run + 1); }
+    int longest() const { return (panels + count - 1) / count; }
+};
+
 inline int panels(const Linear& l) { return (int)((l.n + PANEL - 1) / PANEL); }
 
 #if HAS_BF16_DOT

@@ -56,6 +56,7 @@ struct StepArgs {
     const bf16* given;        // [given_rows, 1 + deep, hidden]; what follows the first is added behind the first layers
     const int64_t* adapters;  // [tokens] the place of each token's adapter, 0 for none; or null
     const Delta* deltas;      // [4 * layers + 1][places + 1] of each product, in the order in which they come
+    int64_t* experts_read;    // what the weights of the chosen experts take is added here, in bytes; or null
     int64_t num_blocks, tokens, requests, table_stride, samples, rotary_positions, threads, captures, given_rows;
     int64_t places, lanes;    // `lanes`: the most that any of the deltas has
     int64_t deep;             // fewer than there are layers

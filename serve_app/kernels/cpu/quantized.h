@@ -178,6 +178,8 @@ inline int64_t any_panel_bytes(const Linear& l) {
     return is_wide(l) ? panel_bytes(l) : l.k / GROUP * group_bytes((int)l.bits);
 }
 
+inline int64_t weight_bytes(const Linear& l) { return panels(l) * any_panel_bytes(l); }
+
 // Where a panel of any weight begins.
 inline const uint8_t* any_panel_at(const Linear& l, int panel) {
     return (const uint8_t*)l.weight + panel * any_panel_bytes(l);
