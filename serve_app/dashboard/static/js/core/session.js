@@ -16,6 +16,7 @@ const NOTICE = "serve-app.notice";
 
 /** @type {Session|null} */
 let current = null;
+let leaving = false;
 
 export const session = () => current;
 export const token = () => localStorage.getItem(TOKEN) ?? "";
@@ -67,8 +68,9 @@ export async function signOut() {
 
 /** Forgets everything by loading the page anew: no figure or prompt of the last session stays in memory. */
 export function leave(notice) {
-  if (!current) return;
-  current = null;
+  if (!current || leaving) return;
+  // Until the page is loaded anew its parts may still be drawn, and ask who is signed in.
+  leaving = true;
   localStorage.removeItem(TOKEN);
   if (notice) sessionStorage.setItem(NOTICE, notice);
   location.reload();
