@@ -156,7 +156,8 @@ class Scheduler:
         # Those that generate come before those that still prefill, so that a long prompt delays nobody's next token.
         order = sorted(requests, key=lambda r: r.pending > 1 + len(r.draft))
         wanted = [self._blocks_wanted(r) for r in order]
-        owed, budget = sum(wanted), self.step_tokens - step.tokens
+        owed, most = sum(wanted), self.step_tokens
+        budget = most - step.tokens
         for index, request in enumerate(order):
             owed -= wanted[index]
             if request.status is not Status.RUNNING or budget <= 0 or request.pending == 0 or request.held:
@@ -173,7 +174,7 @@ class Scheduler:
             if room is not None:
                 room.take(request, request.computed, count)
             step.add(self._schedule(request, count))
-            budget = self.step_tokens - step.tokens
+            budget = most - step.tokens
 
     def _let_in(self, step: Step, room: Room | None = None) -> None:
         """Admits waiting requests: real-time ones, in the place of batch requests if need be; with ``room``, these."""

@@ -23,3 +23,15 @@ if not torch.cuda.is_available():
 @pytest.fixture(scope="session")
 def device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture
+def interpreted(monkeypatch):
+    """Kernels as a GPU has them, wherever tensors lie."""
+    from serve_app.kernels.gpu.backend import _checked
+
+    monkeypatch.setenv("SERVE_APP_KERNELS", "triton")
+    _checked.cache_clear()
+    yield
+    monkeypatch.undo()
+    _checked.cache_clear()

@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from serve_app.kernels.coded import FLOAT4, Coded, to_rows
-from serve_app.kernels.gpu.backend import _checked
 from serve_app.models.decoders import decoder_parts, device
 from serve_app.models.load import CausalModel
 from serve_app.models.loading.compare import difference, probe
@@ -28,16 +27,6 @@ SIZES = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 32, "num_hidden
 KINDS = ["float4", "whole4", "float8"]
 ASKED = prompts(2, 30)
 TOKENS = 5
-
-
-@pytest.fixture
-def interpreted(monkeypatch):
-    """Kernels as a GPU has them, wherever tensors lie."""
-    monkeypatch.setenv("SERVE_APP_KERNELS", "triton")
-    _checked.cache_clear()
-    yield
-    monkeypatch.undo()
-    _checked.cache_clear()
 
 
 @pytest.fixture(scope="module")

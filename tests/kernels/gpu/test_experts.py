@@ -72,18 +72,6 @@ def test_wrong_experts_leave_the_other_kernels(fails: bool, device: torch.device
     assert ("out of resource" if fails else "experts in torch.float32 differs") in why
 
 
-@pytest.fixture
-def interpreted(monkeypatch):
-    """Kernels as a GPU has them, wherever tensors lie."""
-    from serve_app.kernels.gpu.backend import _checked
-
-    monkeypatch.setenv("SERVE_APP_KERNELS", "triton")
-    _checked.cache_clear()
-    yield
-    monkeypatch.undo()
-    _checked.cache_clear()
-
-
 @torch.inference_mode()
 def test_rows_that_are_weighed_before_their_experts(interpreted, monkeypatch, device: torch.device) -> None:
     """Llama 4's, of which transformers computes all for every row."""
