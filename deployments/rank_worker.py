@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from typing import Any
@@ -14,6 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from deployments.bundles import in_group
 from serve_app.parallel.link import LinkAddress
 from serve_app.parallel.place import Place
+from serve_app.parallel.shelf import Shelf
 from serve_app.ray_private.fork_server import forked
 from serve_app.worker.birth import begin
 from serve_app.worker.spec import WorkerSpec
@@ -25,17 +27,29 @@ class RankWorker:
 
     def __init__(self, spec: WorkerSpec, rank: int, address: LinkAddress) -> None:
         progress = begin(spec, rank)
+        node = ray.get_runtime_context().get_node_id()
+        self._shelf = shelf = Shelf(spec.export_bytes)
 
         def run() -> None:
             from serve_app.worker.follower import run_rank
 
             try:
-                run_rank(spec, rank, address, progress)
+                run_rank(spec, rank, address, progress, shelf, node)
             finally:
                 os._exit(0)
 
         # A thread: the actor is there at once, and Ray hears from it.
         threading.Thread(target=run, name=f"rank-{rank}").start()
+
+    async def export_chunk(self, chunk_id: str) -> Any:
+        """This rank's part of a chunk, for the pool, which then owns the object."""
+        return await asyncio.to_thread(self._shelf.take, chunk_id)
+
+    async def hold(self, tickets: list[int], values: list[Any], timeout_s: float) -> list[str]:
+        """See :func:`serve_app.worker.rank_store.hold`."""
+        from serve_app.worker.rank_store import hold
+
+        return await hold(self._shelf, tickets, values, timeout_s)
 
 
 def start_rank(spec: WorkerSpec, rank: int, address: LinkAddress) -> Any:

@@ -49,12 +49,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "serve_app.costs": {"numpy"},
     "serve_app.engine": {
         "numpy", "torch", "serve_app.sampling_params",
-        "serve_app.costs", "serve_app.kernels", "serve_app.kv.keys", "serve_app.kv.chunk",
+        "serve_app.costs", "serve_app.kernels", "serve_app.kv.keys", "serve_app.kv.chunk", "serve_app.kv.parts",
+        "serve_app.wire.parts",
     },
     # What ranks say and compute together; a model's part is read in serve_app.models.divided.
     "serve_app.parallel": {
-        "numpy", "torch", "serve_app.activity", "serve_app.costs", "serve_app.engine", "serve_app.wire.message",
-        "serve_app.wire.ranks",
+        "msgspec", "numpy", "torch", "serve_app.activity", "serve_app.costs", "serve_app.engine", "serve_app.kv.parts",
+        "serve_app.wire.message", "serve_app.wire.parts", "serve_app.wire.ranks",
     },
     "serve_app.parallel.place": set(),
     "serve_app.parallel.dispatch": set(),
@@ -86,8 +87,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "serve_app.planning": {
         "huggingface_hub", "torch", "transformers", "yaml", "serve_app.catalog", "serve_app.costs.stages",
         "serve_app.costs.states", "serve_app.models.divided.division", "serve_app.models.encoding",
-        "serve_app.models.loading.folder", "serve_app.models.loading.stored", "serve_app.models.stateful",
-        "serve_app.parallel.place",
+        "serve_app.models.linears", "serve_app.models.loading.folder", "serve_app.models.loading.stored",
+        "serve_app.models.quantization", "serve_app.models.stateful", "serve_app.parallel.place",
         "serve_app.parallel.dispatch", "serve_app.parallel.stages",
     },
     "serve_app.kv": {

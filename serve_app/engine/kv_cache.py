@@ -24,8 +24,11 @@ from torch import Tensor
 from serve_app.costs.transfers import Rate
 from serve_app.engine.blocks import BLOCK_TOKENS
 from serve_app.engine.gpu.staging import to_device
+from serve_app.engine.host_copy import HostCopy
+from serve_app.engine.parted import held_whole, put_parts
 from serve_app.engine.states import StateShape
 from serve_app.kv.chunk import Layout
+from serve_app.kv.parts import Payload
 
 
 @dataclass(slots=True, frozen=True)
@@ -155,23 +158,34 @@ class KVCache:
         """
         if not self.planes:  # of layers that keep states alone: chunks stand for their tokens, and have a byte a block
             return torch.zeros(len(blocks) * self.shape.layout.block_bytes, dtype=torch.uint8, device=self.device)
-        index = self._index(blocks)
+        index = self.index(blocks)
         parts = [_raw(plane).index_select(2, index).view(torch.uint8).flatten() for plane in self.planes]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def copy_out_beside(self, blocks: list[int]) -> Callable[[], Tensor] | None:
-        """As :meth:`copy_out` of what ``blocks`` hold now, without waiting for those who have it: what is given waits,
-        in any thread. None: nobody else has any.
+    def export(self, chunk_id: str, blocks: list[int]) -> Callable[[], np.ndarray]:
+        """What ``blocks`` hold now, as :meth:`copy_out` and in host memory, in whatever thread it is asked for; of a
+        worker of several ranks this one's part, while the others keep theirs under the chunk's name.
         """
-        return None
+        return HostCopy(self.copy_out(blocks))
 
-    def copy_in(self, blocks: list[int], payload: Tensor, first: int = 0) -> None:
+    def copy_within(self, sources: list[int], targets: list[int]) -> None:
+        """Overwrites blocks ``targets`` with ``sources``, all of which are read first."""
+        read, written = self.index(sources), self.index(targets)
+        for plane in map(_raw, self.planes):
+            plane.index_copy_(2, written, plane.index_select(2, read))
+
+    def copy_in(self, blocks: list[int], payload: Tensor | Payload, first: int = 0) -> None:
         """Overwrites ``blocks`` with as many blocks of ``payload`` (see :meth:`copy_out`), from its ``first`` on.
 
         ``payload`` may lie on another device. Raises ValueError where it is no whole number of this cache's blocks, or
-        ends before the last one that is asked for.
+        ends before the last one that is asked for, or has not all layers and heads.
         """
         if not self.planes:
+            return
+        if isinstance(payload, Payload):
+            began = time.perf_counter()
+            put_parts(self, held_whole(self.shape), blocks, payload, first)
+            self.copies.add(len(blocks) * self.shape.block_bytes, time.perf_counter() - began)
             return
         held, rest = divmod(payload.numel(), self.shape.block_bytes)
         if payload.dtype != torch.uint8 or rest or first + len(blocks) > held:
@@ -180,7 +194,7 @@ class KVCache:
                 f"{self.shape.block_bytes} bytes; only caches of one layout can exchange them"
             )
         began = time.perf_counter()
-        index, at = self._index(blocks), 0
+        index, at = self.index(blocks), 0
         for plane in self.planes:
             layers, two, _, heads, tokens, dim = plane.shape
             size = held * plane[:, :, 0].numel() * plane.itemsize
@@ -208,7 +222,7 @@ class KVCache:
             plane[slot].copy_(part, non_blocking=True)
             at += size
 
-    def _index(self, blocks: list[int]) -> Tensor:
+    def index(self, blocks: list[int]) -> Tensor:
         """int64 on the cache's device, without waiting for the steps that are under way there."""
         return to_device([np.array(blocks, np.int64)], self.device)[0]
 

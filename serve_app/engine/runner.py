@@ -116,9 +116,7 @@ class Runner:
     def load(self, step: Step) -> None:
         """Copies blocks that others have computed, and the stored prefixes of ``step`` into their blocks."""
         if step.copies:
-            # All are read before any is written.
-            payload = self.kv.copy_out([c.source for c in step.copies])
-            self.kv.copy_in([c.target for c in step.copies], payload)
+            self.kv.copy_within([c.source for c in step.copies], [c.target for c in step.copies])
         for load in step.loads:
             assert isinstance(load.prefix, StoredPrefix)
             load_prefix(self.kv, load.request.blocks, load.prefix, load.start, load.end)

@@ -5,24 +5,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
-import numpy as np
 import ray
-from numpy.typing import NDArray
 from ray.exceptions import ActorDiedError, RayActorError
 
-from serve_app.kv.chunk import BadChunk, ChunkMeta, Layout, Piece, check_payload
+from serve_app.kv.chunk import BadChunk, ChunkMeta, Layout, Piece
 from serve_app.kv.costs import FetchCosts
 from serve_app.kv.directory import get_or_create_directory
 from serve_app.kv.export import ExportBuffer
 from serve_app.kv.keys import BLOCK_TOKENS, CHUNK_TOKENS
 from serve_app.kv.news import PoolNews
 from serve_app.kv.nodes import pool_name
+from serve_app.kv.parts import check_read
 from serve_app.kv.pool import NAMESPACE, PoolOptions, get_or_create_pool
+from serve_app.kv.reading import ObjectReader, Read, Reader, put_together, within
+from serve_app.wire.parts import Part
 from serve_app.wire.publish import ChunkFields, PublishCall
 
 log = logging.getLogger(__name__)
@@ -30,8 +31,7 @@ log = logging.getLogger(__name__)
 # How long a pool that does not answer is waited for before it is asked again whether it is there.
 ASK_AGAIN_S, PAUSE_S = 10.0, 0.2
 
-T = TypeVar("T")
-Fetched = tuple[Piece, NDArray[np.uint8]]
+Fetched = tuple[Piece, Read]
 
 
 @dataclass(slots=True)
@@ -86,6 +86,7 @@ class KVClient:
         # Seconds of prompts that the engine has to compute before another; and bytes that are being read.
         self.busy_s: Callable[[], float] = lambda: 0.0
         self._reading = 0
+        self.reader: Reader = ObjectReader()
         self._node_id = node_id
         self._layout = layout
         self._options = options
@@ -113,13 +114,11 @@ class KVClient:
             task.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    # -- publishing ------------------------------------------------------------------------------------------
-
     async def announce(self, keys: Sequence[bytes], ttl_s: float = 30.0) -> None:
         """Lets readers on this node wait for keys that are being computed."""
         try:
             pool = await self._pool(self._node_id)
-            await _within(pool.announce.remote(list(keys), ttl_s), self._timeout_s)
+            await within(pool.announce.remote(list(keys), ttl_s), self._timeout_s)
         except Exception as error:
             self._lost(self._node_id, error)
 
@@ -127,7 +126,7 @@ class KVClient:
         """Takes :meth:`announce` back, e.g. because the request was aborted."""
         try:
             pool = await self._pool(self._node_id)
-            await _within(pool.withdraw.remote(list(keys)), self._timeout_s)
+            await within(pool.withdraw.remote(list(keys)), self._timeout_s)
         except Exception as error:
             self._lost(self._node_id, error)
 
@@ -137,8 +136,11 @@ class KVClient:
         exporter: Any,
         buffer: ExportBuffer | None = None,
         timeout_s: float = 30.0,
+        others: Sequence[Any] = (),
+        parts: tuple[Part, ...] = (),
     ) -> list[str]:
-        """Has the node's pool pull chunks from ``exporter``, an actor handle with ``export_chunk(chunk_id)``.
+        """Has the node's pool pull chunks from ``exporter``, an actor handle with ``export_chunk(chunk_id)``, or
+        ``parts`` of them from it and ``others``.
 
         Inside that actor: ``ray.get_runtime_context().current_actor``. Returns the ids the pool holds
         afterwards; whatever it did not come for is dropped from ``buffer``.
@@ -146,8 +148,14 @@ class KVClient:
         held: list[str] = []
         try:
             pool = await self._pool(self._node_id)
-            call = PublishCall(tuple(ChunkFields(**meta.to_fields()) for meta in metas))
-            held = await _within(pool.publish.remote(exporter, call.encode()), timeout_s)
+            chunks = tuple(ChunkFields(**meta.to_fields()) for meta in metas)
+            if parts and _takes_parts(pool):
+                told = pool.publish_parts.remote([exporter, *others], PublishCall(chunks, parts).encode())
+            else:
+                if parts and buffer is not None:
+                    await within(put_together(metas, others, parts, buffer), timeout_s)
+                told = pool.publish.remote(exporter, PublishCall(chunks).encode())
+            held = await within(told, timeout_s)
             self.stats.published += len(held)
             self.stats.published_bytes += sum(meta.nbytes for meta in metas if meta.chunk_id in held)
         except Exception as error:
@@ -163,7 +171,7 @@ class KVClient:
         """
         try:
             pool = await self._pool(self._node_id)
-            return await _within(pool.touch.remote(list(keys), list(tail_keys)), self._timeout_s)
+            return await within(pool.touch.remote(list(keys), list(tail_keys)), self._timeout_s)
         except Exception as error:
             self.stats.lookup_failures += 1
             self._lost(self._node_id, error)
@@ -178,7 +186,7 @@ class KVClient:
             pool = await self._blocking(ray.get_actor, pool_name(self._node_id), NAMESPACE)
             self._pools[self._node_id] = pool
         try:
-            return await _within(pool.news.remote(self._layout.name, since, wait_s), wait_s + self._timeout_s)
+            return await within(pool.news.remote(self._layout.name, since, wait_s), wait_s + self._timeout_s)
         except (RayActorError, TimeoutError) as error:
             self._lost(self._node_id, error)
             raise
@@ -237,7 +245,7 @@ class KVClient:
         deadline: float,
     ) -> list[Fetched]:
         tier = "node" if node_id == self._node_id else "remote"
-        at_most = (len(keys) - start) * BLOCK_TOKENS + (BLOCK_TOKENS - 1 if tail_keys else 0)
+        at_most = (len(keys) - start) * BLOCK_TOKENS + (BLOCK_TOKENS - 1) * bool(tail_keys)
         nbytes = at_most * self._layout.block_bytes // BLOCK_TOKENS
         # What another engine computes for this prompt is not computed here as well, however long it takes.
         queued, busy_s = (self._reading, 0.0 if first else self.busy_s())
@@ -245,8 +253,9 @@ class KVClient:
             return []
         try:
             pool = await self._pool(node_id)
-            call = pool.lookup.remote(list(keys), list(tail_keys), start, wait_s, first, self.costs.token_seconds)
-            lease, pieces, refs = await _within(call, deadline - time.monotonic())
+            asked = (list(keys), list(tail_keys), start, wait_s, first, self.costs.token_seconds)
+            call = pool.lookup.remote(*asked, *[True][: _takes_parts(pool)])
+            lease, pieces, refs = await within(call, deadline - time.monotonic())
         except Exception as error:
             self.stats.lookup_failures += 1
             self._lost(node_id, error)
@@ -259,7 +268,7 @@ class KVClient:
         reading = sum(piece.nbytes for piece in pieces)
         self._reading += reading
         try:
-            payloads = await _read(refs, deadline)
+            payloads = await self.reader.read(refs, deadline)
         finally:
             self._reading -= reading
         read_s = time.perf_counter() - started
@@ -283,20 +292,20 @@ class KVClient:
         return found
 
     def _count(self, found: list[Fetched]) -> None:
-        for piece, payload in found:
-            self.stats.bytes_read += payload.nbytes
+        for piece, _ in found:
+            self.stats.bytes_read += piece.nbytes
             if piece.tier == "remote":
                 self.stats.remote_tokens += piece.n_tokens
-                self.stats.remote_bytes += payload.nbytes
+                self.stats.remote_bytes += piece.nbytes
             else:
                 self.stats.local_tokens += piece.n_tokens
             if piece.tier == "disk":
                 self.stats.disk_tokens += piece.n_tokens
-                self.stats.disk_bytes += payload.nbytes
+                self.stats.disk_bytes += piece.nbytes
 
-    def _usable(self, piece: Piece, payload: object) -> bool:
+    def _usable(self, piece: Piece, payload: Read) -> bool:
         try:
-            check_payload(payload, piece.nbytes)
+            check_read(payload, piece.nbytes, piece.chunk_blocks)
         except BadChunk:
             return False
         inside = piece.first_block >= 0 and piece.first_block + piece.n_blocks <= piece.chunk_blocks
@@ -309,7 +318,7 @@ class KVClient:
             if self._directory is None:
                 self._directory = await self._blocking(get_or_create_directory)
             call = self._directory.best.remote(list(keys), list(tails), start, self._node_id, self._options.zone)
-            nodes = await _within(call, deadline - time.monotonic())
+            nodes = await within(call, deadline - time.monotonic())
         except Exception as error:
             self.stats.lookup_failures += 1
             self._directory = None
@@ -354,7 +363,7 @@ class KVClient:
         try:
             while True:
                 try:
-                    await _within(pool.touch.remote([], []), ASK_AGAIN_S)
+                    await within(pool.touch.remote([], []), ASK_AGAIN_S)
                     return
                 except ActorDiedError:
                     self._died(node_id, pool)
@@ -374,7 +383,7 @@ def moved(found: list[Fetched], pieces: Sequence[Piece], payloads: Sequence[Any]
     up: that a link is too slow is learnt as well.
     """
     late = next((p for p, payload in zip(pieces, payloads, strict=True) if isinstance(payload, TimeoutError)), None)
-    return sum(payload.nbytes for _, payload in found) + (late.nbytes if late is not None else 0)
+    return sum(piece.nbytes for piece, _ in found) + (late.nbytes if late is not None else 0)
 
 
 def _complete(found: list[Fetched], keys: Sequence[bytes], tail_keys: Sequence[bytes], start: int) -> bool:
@@ -386,15 +395,6 @@ def _end(found: list[Fetched], start: int) -> int:
     return start + sum(piece.n_blocks for piece, _ in found)
 
 
-async def _read(refs: list[Any], deadline: float) -> list[Any]:
-    """Payloads, or in a payload's place the exception that reading it raised."""
-    timeout_s = max(0.05, deadline - time.monotonic())
-    # Each on its own: a lost chunk must not take those before it along.
-    return await asyncio.gather(*(_within(ref, timeout_s) for ref in refs), return_exceptions=True)
-
-
-async def _within(ref: Awaitable[T], timeout_s: float) -> T:
-    async def value() -> T:
-        return await ref
-
-    return await asyncio.wait_for(value(), max(0.001, timeout_s))
+def _takes_parts(pool: Any) -> bool:
+    """Whether it knows chunks in several objects: a pool outlives an upgrade, with the code that it began with."""
+    return hasattr(pool, "publish_parts")

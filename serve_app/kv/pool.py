@@ -15,21 +15,25 @@ import uuid
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from msgspec import structs
 
 from serve_app import logs
-from serve_app.kv.chunk import BadChunk, ChunkMeta, Piece, check_payload
+from serve_app.kv.chunk import BadChunk, ChunkMeta, Piece
 from serve_app.kv.directory import DirectoryFeed
 from serve_app.kv.disk import DiskTier
 from serve_app.kv.index import GUARANTEED, ChunkIndex, Evicted, Pins
 from serve_app.kv.news import Departures, PoolNews
 from serve_app.kv.nodes import object_store_bytes, pool_name
+from serve_app.kv.parts import Parted, check_parts
+from serve_app.kv.reading import pulled
 from serve_app.kv.spill import COLD_S, Spill
 from serve_app.ray_private.node_actors import NAMESPACE as NAMESPACE
 from serve_app.ray_private.node_actors import leaving, may_go, of_node
+from serve_app.wire.parts import Part
 from serve_app.wire.publish import read_publish_call
 
 log = logging.getLogger(__name__)
@@ -55,7 +59,7 @@ class PoolOptions:
     guaranteed: float = GUARANTEED
 
 
-# lease, pieces, one reference per piece
+# lease, pieces, one reference per piece or what stands for several
 Lookup = tuple[int, list[Piece], list[Any]]
 
 
@@ -128,19 +132,28 @@ class KVPool:
 
         Missing ids were not needed (their keys are held already), found no room, or could not be had.
         """
+        return await self.publish_parts([exporter], call)
+
+    async def publish_parts(self, exporters: Sequence[Any], call: bytes) -> list[str]:
+        """As :meth:`publish`, of chunks whose parts several exporters have."""
         self._start()
+        told = read_publish_call(call)
         chunks = []
-        for told in read_publish_call(call).chunks:
+        for fields in told.chunks:
             try:
-                chunks.append(ChunkMeta.from_fields(structs.asdict(told)))
+                meta = ChunkMeta.from_fields(structs.asdict(fields))
+                if told.parts:
+                    check_parts(told.parts, meta.nbytes // meta.n_blocks)
             except BadChunk as error:
                 log.warning("refused to publish: %s", error)
+                continue
+            chunks.append(meta)
         for meta in chunks:
             self._in_flight.update(meta.keys)
-        await asyncio.gather(*(self._pull(exporter, meta) for meta in chunks))
+        await asyncio.gather(*(self._pull(exporters, meta, told.parts) for meta in chunks))
         return [meta.chunk_id for meta in chunks if meta.chunk_id in self._index]
 
-    async def _pull(self, exporter: Any, meta: ChunkMeta) -> None:
+    async def _pull(self, exporters: Sequence[Any], meta: ChunkMeta, parts: tuple[Part, ...]) -> None:
         try:
             async with self._exports:
                 self._expire_leases()
@@ -149,9 +162,7 @@ class KVPool:
                     return
                 self._left_memory(evicted)
                 try:
-                    ref = exporter.export_chunk.remote(meta.chunk_id)
-                    payload = await asyncio.wait_for(_value(ref), self._export_timeout_s)
-                    check_payload(payload, meta.nbytes)
+                    value = await asyncio.wait_for(pulled(exporters, meta, parts), self._export_timeout_s)
                 except Exception as error:
                     # Whatever went wrong, including an arbitrary exception inside the worker, the chunk
                     # isn't there.
@@ -159,7 +170,7 @@ class KVPool:
                     log.info("chunk %s could not be pulled: %r", meta.chunk_id, error)
                     self._index.cancel(meta)
                     return
-                self._index.commit(meta, ref)
+                self._index.commit(meta, value)
                 self._pulled_bytes += meta.nbytes
                 self._tell((meta,), ())
                 if self._spill is not None:
@@ -182,8 +193,10 @@ class KVPool:
         wait_s: float = 0.0,
         first: bool = False,
         token_seconds: float = 0.0,
+        parted: bool = False,
     ) -> Lookup:
-        """What the pool holds of a prompt from ``start_block`` on; see :meth:`ChunkIndex.match`.
+        """What the pool holds of a prompt from ``start_block`` on; see :meth:`ChunkIndex.match`. ``parted``: the reader
+        takes chunks in several objects (:class:`Parted` among the references); readers of earlier releases do not.
 
         What lies in files is read if that is predicted to be cheaper than computing, which takes the reader
         ``token_seconds`` a token (0: it does not know).
@@ -212,6 +225,8 @@ class KVPool:
         self._leases[lease] = (time.monotonic() + self._lease_s, self._index.pin(ids))
         refs = {chunk_id: self._index.value(chunk_id) for chunk_id in ids}
         pieces, refs = await self._bring(pieces, refs, token_seconds)
+        if not parted:
+            pieces = list(takewhile(lambda piece: not isinstance(refs[piece.chunk_id], Parted), pieces))
         self._hits.update(_moved(pieces))
         return lease, pieces, [refs[piece.chunk_id] for piece in pieces]
 
@@ -357,10 +372,6 @@ def _moved(pieces: Sequence[Piece]) -> Counter[str]:
         found[f"{piece.tier}_tokens"] += piece.n_tokens
         found[f"{piece.tier}_bytes"] += piece.nbytes
     return found
-
-
-async def _value(ref: Any) -> Any:
-    return await ref
 
 
 def get_or_create_pool(node_id: str, options: PoolOptions = PoolOptions()) -> Any:  # noqa: B008 - frozen

@@ -13,13 +13,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import ray
+from numpy.typing import NDArray
 
 from serve_app.costs.transfers import Transfer
 from serve_app.kv.chunk import BadChunk, ChunkMeta, Piece
 from serve_app.kv.costs import PRIORS
 from serve_app.kv.disk import DiskTier
 from serve_app.kv.index import ChunkIndex, Evicted
+from serve_app.kv.parts import Parted, together
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +112,7 @@ class Spill:
             return
         written = False
         try:
-            written = await asyncio.to_thread(self.tier.write, meta, await _value(ref))
+            written = await asyncio.to_thread(self.tier.write, meta, await _payload(ref, meta.n_blocks))
         except Exception as error:  # a lost object
             log.info("chunk %s could not be written: %r", meta.chunk_id, error)
         self.tier.commit(meta, written)
@@ -183,5 +186,9 @@ class Spill:
         }
 
 
-async def _value(ref: Any) -> Any:
-    return await ref
+async def _payload(value: Any, blocks: int) -> NDArray[np.uint8]:
+    """In files chunks are whole."""
+    if not isinstance(value, Parted):
+        return await value
+    arrays = [await ref for ref in value.refs]
+    return await asyncio.to_thread(together, value.parts, arrays, blocks)

@@ -1,45 +1,45 @@
 """A paged cache whose heads and layers lie on several ranks, seen from rank 0 as one.
 
-Chunks in the shared pool have every layer and every head, whoever has computed them: so a worker of four ranks hands
-over to one of two, or of one. Rank 0 puts a block's bytes together from the ranks' parts, and hands them out::
-
-    payload    plane [layers, 2, blocks, Hkv, 32, D]
-    rank n     its layers ^                 ^ its heads
+Chunks in the shared pool have every layer and every head, whoever has computed them, so a worker of four ranks hands
+over to one of two, or of one. No rank has another's bytes in its hands: each gives the pool its part of a chunk, and
+takes its layers and heads from what others gave (:mod:`serve_app.engine.parted`). Rank 0 says which blocks.
 """
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 
 from serve_app.costs.transfers import Rate
-from serve_app.engine.blocks import BLOCK_TOKENS
+from serve_app.engine.host_copy import HostCopy
 from serve_app.engine.kv_cache import COPY_BYTES_S, KVCache, KVShape, LayerShape
+from serve_app.engine.parted import Held, held, held_whole, part_of, put_parts, take_part
 from serve_app.engine.states import StatePart, StateShape
+from serve_app.kv.parts import Payload
 from serve_app.parallel.group import Group
 from serve_app.parallel.link import Leader
 from serve_app.parallel.place import Place
+from serve_app.wire.parts import Part
 from serve_app.wire.ranks import (
     RankAllocate,
+    RankCopy,
     RankCopyIn,
-    RankCopyOut,
+    RankDrop,
+    RankExport,
     RankLayer,
     RankStateIn,
     RankStateOut,
     RankStatePart,
 )
 
-# Payloads that may be on their way from ranks: chunks that nobody wants any more are among them.
-COMING = 16
 NONE = StateShape()
 
 
@@ -56,6 +56,23 @@ class CacheShard:
     def of(cls, layers: tuple[RankLayer, ...], dtype: torch.dtype, states: StateShape = NONE) -> CacheShard:
         sizes = tuple(LayerShape(layer.heads, layer.head_dim, layer.shared) for layer in layers)
         return cls(KVShape(sizes, dtype, states=states), layers)
+
+    def numbered(self, numbers: Sequence[int]) -> CacheShard:
+        """The same with these numbers for its layers."""
+        if not numbers:
+            return self
+        layers = zip(self.layers, numbers, strict=True)
+        return replace(self, layers=tuple(msgspec.structs.replace(layer, layer=number) for layer, number in layers))
+
+    def runs(self) -> list[Held]:
+        """What it holds of the whole model."""
+        return held(self.shape, [each.layer for each in self.layers], [each.first_head for each in self.layers])
+
+    def owned(self, place: Place) -> list[Held]:
+        """What it gives to the pool: what no rank before has as well."""
+        layers = self.layers
+        only = [owns(each, place) for each in layers]
+        return held(self.shape, [each.layer for each in layers], [each.first_head for each in layers], only)
 
 
 def told_states(states: StateShape) -> tuple[RankStatePart, ...]:
@@ -107,6 +124,10 @@ class GroupShape(KVShape):
     parts: tuple[CacheShard, ...] = ()
     group: Any = None
     leader: Any = None
+    # Ranks on other nodes than rank 0's.
+    away: frozenset[int] = frozenset()
+    # The other ranks' actors.
+    handles: Sequence[Any] = ()
     # Ends the worker: a copy that fails leaves ranks at different places.
     on_failure: Callable[[BaseException], None] = lambda error: None
 
@@ -118,12 +139,18 @@ class GroupShape(KVShape):
         group: Group,
         leader: Leader,
         on_failure: Callable[[BaseException], None],
+        *,
+        away: frozenset[int] = frozenset(),
+        handles: Sequence[Any] = (),
     ) -> GroupShape:
         layers = whole_shape(parts, dtype).layers
         # One stage's behind another's, as one process has them.
         kept = [part.shape.states for part in parts[:: group.place.tensor]]
         states = StateShape(tuple(each for shape in kept for each in shape.parts), any(shape.single for shape in kept))
-        return cls(layers, dtype, states=states, parts=tuple(parts), group=group, leader=leader, on_failure=on_failure)
+        return cls(
+            layers, dtype, states=states, parts=tuple(parts), group=group, leader=leader, away=away, handles=handles,
+            on_failure=on_failure,
+        )  # fmt: skip
 
     def with_more(self, layers: Sequence[LayerShape]) -> GroupShape:
         """Rank 0 alone computes with ``layers``, and has all of their heads."""
@@ -147,9 +174,25 @@ class GroupShape(KVShape):
     def slot_bytes(self) -> int:
         return max(part.shape.slot_bytes for part in self.parts)
 
+    @property
+    def one_piece(self) -> Part:
+        """How a chunk that one process has made lies."""
+        return part_of(held_whole(self))
+
+    def published(self) -> dict[int, Part]:
+        """What each rank gives to the pool, rank 0 and those that give anything."""
+        found = {}
+        for rank, part in enumerate(self.parts):
+            owned = part.owned(replace(self.group.place, rank=rank))
+            if owned or not rank:
+                found[rank] = part_of(owned, away=rank in self.away)
+        return found
+
     def allocate(self, num_blocks: int, device: str | torch.device, slots: int = 0) -> KVCache:
         """On every rank; this is rank 0's."""
-        self.leader.tell(RankAllocate(num_blocks, slots))
+        for rank, part in enumerate(self.parts[1:], 1):
+            numbers = tuple(each.layer for each in part.layers)
+            self.leader.tell_one(rank, RankAllocate(num_blocks, slots, numbers, self.one_piece))
         return GroupCache(self, num_blocks, device, slots)
 
     @contextmanager
@@ -162,79 +205,55 @@ class GroupShape(KVShape):
             raise
 
 
-class Gathering:
-    """A payload of ``blocks`` blocks whose ``parts`` come from the ranks. Calling it waits, in any thread."""
-
-    def __init__(self, whole: GroupShape, blocks: int) -> None:
-        self._whole, self._blocks = whole, blocks
-        # Rank -> its bytes, and what to wait for, once.
-        self.parts: dict[int, tuple[Tensor, Any]] = {}
-        self.arrived = False
-        self._waiting = threading.Lock()
-
-    def wait(self) -> None:
-        with self._waiting, self._whole.together():
-            if not self.arrived:
-                for _, work in self.parts.values():
-                    if work is not None:
-                        work.wait()
-                self.arrived = True
-
-    def __call__(self) -> Tensor:
-        self.wait()
-        whole = self._whole
-        payload = torch.empty(self._blocks * whole.layout.block_bytes, dtype=torch.uint8, device=whole.group.device)
-        targets = views(whole, payload, self._blocks)
-        for rank, (data, _) in self.parts.items():
-            place, part = replace(whole.group.place, rank=rank), whole.parts[rank]
-            for layer, view in zip(part.layers, views(part.shape, data, self._blocks), strict=True):
-                if owns(layer, place):
-                    targets[layer.layer][:, :, layer.first_head : layer.first_head + layer.heads] = view
-        return payload
-
-
 class GroupCache(KVCache):
-    """Rank 0's part, through which the others' are copied as well. Called in the engine's thread alone, as steps
-    are.
+    """Rank 0's part, and what tells the others of what is done to theirs. Called in the engine's thread alone, as
+    steps are.
     """
 
-    __slots__ = ("coming", "own", "whole")
+    __slots__ = ("own", "owned", "parts", "runs", "whole")
 
     def __init__(self, shape: GroupShape, num_blocks: int, device: str | torch.device, slots: int = 0) -> None:
-        self.own = own = shape.parts[0].shape.allocate(num_blocks, device, slots)
+        mine = shape.parts[0]
+        self.own = own = mine.shape.allocate(num_blocks, device, slots)
         self.shape = self.whole = shape
         self.states = own.states
         self.num_blocks, self.device, self.planes, self._layers = num_blocks, own.device, own.planes, own._layers
         self.copies = Rate(COPY_BYTES_S["cuda" if own.device.type == "cuda" else "cpu"])
-        self.coming: deque[Gathering] = deque()
+        self.runs, self.owned = mine.runs(), mine.owned(shape.group.place)
+        self.parts = shape.published()
 
     def copy_out(self, blocks: list[int]) -> Tensor:
-        """The payload of ``blocks``, of all layers and heads, on rank 0's device."""
-        if not self.whole.layers:  # which keep states alone
-            return self.own.copy_out(blocks)
-        found = self._gather(blocks)
-        with self.whole.group.waiting.counted():
-            found.wait()
-        return found()
+        """No rank has all of a block."""
+        raise TypeError("blocks of several ranks leave by export()")
 
-    def copy_out_beside(self, blocks: list[int]) -> Callable[[], Tensor] | None:
-        if self.device.type != "cpu" or not self.whole.layers:
-            return None
-        while self.coming and (self.coming[0].arrived or len(self.coming) >= COMING):
-            self.coming.popleft().wait()
-        self.coming.append(self._gather(blocks))
-        return self.coming[-1]
-
-    def _gather(self, blocks: list[int]) -> Gathering:
-        whole, group = self.whole, self.whole.group
-        found = Gathering(whole, len(blocks))
+    def export(self, chunk_id: str, blocks: list[int]) -> Callable[[], np.ndarray]:
+        whole = self.whole
+        if not whole.layers:  # which keep states alone
+            return self.own.export(chunk_id, blocks)
         with whole.together():
-            whole.leader.tell(RankCopyOut(_ids(blocks)))
-            for rank, part in enumerate(whole.parts):
-                if any(owns(layer, replace(group.place, rank=rank)) for layer in part.layers):
-                    size = len(blocks) * part.shape.block_bytes
-                    found.parts[rank] = group.taking_bytes(size, rank) if rank else (self.own.copy_out(blocks), None)
-        return found
+            whole.leader.tell(RankExport(chunk_id, _ids(blocks)))
+            return HostCopy(take_part(self.own, self.owned, blocks))
+
+    def copy_within(self, sources: list[int], targets: list[int]) -> None:
+        with self.whole.together():
+            self.whole.leader.tell(RankCopy(_ids(sources), _ids(targets)))
+            self.own.copy_within(sources, targets)
+
+    def copy_in(self, blocks: list[int], payload: Tensor | Payload, first: int = 0) -> None:
+        """Overwrites ``blocks`` on every rank with what each has read of ``payload``; as :meth:`KVCache.copy_in`."""
+        if not self.whole.layers:
+            return
+        if not isinstance(payload, Payload):
+            raise ValueError("ranks copy what they have read themselves")
+        began = time.perf_counter()
+        with self.whole.together():
+            self.whole.leader.tell(RankCopyIn(_ids(blocks), payload.ticket, first))
+            put_parts(self.own, self.runs, blocks, of_whole(payload, self.whole.one_piece), first)
+        self.copies.add(len(blocks) * self.whole.layout.block_bytes, time.perf_counter() - began)
+
+    def drop(self, tickets: Sequence[int]) -> None:
+        """Nobody here needs what the other ranks have read under these."""
+        self.whole.leader.tell(RankDrop(tuple(tickets)))
 
     def state_out(self, slot: int) -> Tensor:
         whole, group = self.whole, self.whole.group
@@ -268,37 +287,6 @@ class GroupCache(KVCache):
             (rank, part) for rank, part in enumerate(self.whole.parts) if rank % each == 0 and part.shape.states.parts
         ]
 
-    def copy_in(self, blocks: list[int], payload: Tensor, first: int = 0) -> None:
-        """Overwrites ``blocks`` on every rank; as :meth:`KVCache.copy_in`."""
-        if not self.whole.layers:
-            return
-        each = self.whole.layout.block_bytes
-        held, rest = divmod(payload.numel(), each)
-        if payload.dtype != torch.uint8 or rest or first + len(blocks) > held:
-            raise ValueError(
-                f"a payload of {payload.numel()} bytes does not hold blocks {first} to {first + len(blocks)} of "
-                f"{each} bytes; only caches of one layout can exchange them"
-            )
-        began = time.perf_counter()
-        with self.whole.together():
-            self._hand_out(blocks, payload, first, held)
-        self.copies.add(len(blocks) * each, time.perf_counter() - began)
-
-    def _hand_out(self, blocks: list[int], payload: Tensor, first: int, held: int) -> None:
-        """``held``: blocks of the payload."""
-        whole, group = self.whole, self.whole.group
-        whole.leader.tell(RankCopyIn(_ids(blocks)))
-        sources = views(whole, payload, held)
-        for rank, part in enumerate(whole.parts):
-            data = torch.empty(len(blocks) * part.shape.block_bytes, dtype=torch.uint8, device=self.device)
-            for layer, view in zip(part.layers, views(part.shape, data, len(blocks)), strict=True):
-                heads = slice(layer.first_head, layer.first_head + layer.heads)
-                view.copy_(sources[layer.layer][:, first : first + len(blocks), heads])
-            if rank:
-                group.send_bytes(data, rank)
-            else:
-                self.own.copy_in(blocks, data)
-
 
 def first_head(place: Place, heads: int, all_heads: int) -> int:
     """Where a rank's ``heads`` of a layer's ``all_heads`` begin: fewer heads than ranks lie on several of them."""
@@ -311,20 +299,9 @@ def owns(layer: RankLayer, place: Place) -> bool:
     return place.part == 0 or layer.first_head != first_head(before, layer.heads, layer.all_heads)
 
 
-def views(shape: KVShape, payload: Tensor, blocks: int) -> list[Tensor]:
-    """Each layer's [parts, blocks, Hkv, 32, bytes of a head] of a flat payload, which lies plane by plane."""
-    found: list[Tensor] = [payload] * len(shape.layers)
-    at = 0
-    for distinct in dict.fromkeys(shape.layers):
-        members = [i for i, layer in enumerate(shape.layers) if layer == distinct]
-        width = distinct.head_dim * shape.dtype.itemsize
-        size = (len(members), distinct.parts, blocks, distinct.kv_heads, BLOCK_TOKENS, width)
-        count = int(np.prod(size))
-        plane = payload[at : at + count].view(size)
-        at += count
-        for place, index in enumerate(members):
-            found[index] = plane[place]
-    return found
+def of_whole(payload: Payload, whole: Part) -> Payload:
+    """A payload whose parts are named, where it is one piece: that is ``whole``."""
+    return payload if payload.parts else replace(payload, parts=(whole,))
 
 
 def _ids(blocks: list[int]) -> bytes:

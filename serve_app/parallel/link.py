@@ -3,7 +3,7 @@
 The kernel closes a process's sockets however it dies, so that neither side waits for one that is gone; who is there and
 does nothing any more is found by :mod:`.life`::
 
-    rank 0 --- RankMeeting, RankGo, RankAllocate, RankStep, RankCopyOut, RankCopyIn ---> rank n
+    rank 0 --- RankMeeting, RankGo, RankAllocate, RankStep, RankExport, RankCopyIn ----> rank n
     rank 0 <-- RankHello, RankReady, RankLoaded, RankFailed, RankState ------------------ rank n
 """
 
@@ -128,11 +128,18 @@ class Leader:
     def tell(self, message: Message) -> None:
         """Sends a message to all ranks. Raises :class:`RankLost`."""
         data = framed(message)
-        for rank, peer in self._peers.items():
-            try:
-                peer.line.sendall(data)
-            except OSError as error:
-                raise RankLost(self._why(rank)) from error
+        for rank in self._peers:
+            self._send(rank, data)
+
+    def tell_one(self, rank: int, message: Message) -> None:
+        """Sends a message to one of them. Raises :class:`RankLost`."""
+        self._send(rank, framed(message))
+
+    def _send(self, rank: int, data: bytes) -> None:
+        try:
+            self._peers[rank].line.sendall(data)
+        except OSError as error:
+            raise RankLost(self._why(rank)) from error
 
     def agree(self, ok: bool) -> bool:
         """Whether all ranks say yes, which each of them learns; every one has to ask at the same place. Others may
@@ -169,6 +176,7 @@ class Leader:
             if peer.state is not None:
                 own |= {"memory_bytes": peer.state.memory_bytes, "together_s": round(peer.state.together_s, 3)}
                 own |= {"steps": peer.state.steps, "busy_s": round(peer.state.busy_s, 3)}
+                own |= {"kv_given_bytes": peer.state.given_bytes, "kv_taken_bytes": peer.state.taken_bytes}
             found.append(own)
         return found
 
@@ -290,6 +298,8 @@ class Follower:
     waiting: Waiting = field(default_factory=Waiting)
     together: Waiting = field(default_factory=Waiting)
     work: Work = field(default_factory=Work)
+    # Bytes of K/V that this rank has given to pools and taken from them.
+    moved: Callable[[], tuple[int, int]] = lambda: (0, 0)
     _sending: threading.Lock = field(default_factory=threading.Lock)
 
     @classmethod
@@ -328,8 +338,8 @@ class Follower:
             lives, pid = time.monotonic() - began, os.getpid()
             waits_s = max(self.waiting.seconds, self.together.seconds)
             try:
-                held, together_s, work = memory_bytes(pid), self.together.total_s, self.work
-                self.say(RankState(self.rank, pid, held, lives, together_s, waits_s, work.steps, work.busy_s))
+                held, together_s, work, moved = memory_bytes(pid), self.together.total_s, self.work, self.moved()
+                self.say(RankState(self.rank, pid, held, lives, together_s, waits_s, work.steps, work.busy_s, *moved))
             except OSError:
                 return
             time.sleep(BEAT_S)

@@ -5,26 +5,33 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from serve_app.engine.host_copy import HostCopy
 from serve_app.engine.kv_cache import KVCache
+from serve_app.engine.parted import Held, needs, put_parts, take_part
 from serve_app.engine.runner import Forward
 from serve_app.engine.states import BatchStates, Rows
 from serve_app.engine.step import Batch, Capture, InputEmbeddings
-from serve_app.parallel.cache import CacheShard, owns
+from serve_app.parallel.cache import CacheShard, of_whole
 from serve_app.parallel.group import Group
 from serve_app.parallel.life import Work
 from serve_app.parallel.link import Follower, Leader
+from serve_app.parallel.shelf import Shelf
 from serve_app.parallel.states import States
+from serve_app.wire.parts import Part
 from serve_app.wire.ranks import (
     RankAdapter,
     RankAllocate,
+    RankCopy,
     RankCopyIn,
-    RankCopyOut,
+    RankDrop,
+    RankExport,
     RankGo,
     RankMeeting,
     RankRows,
@@ -166,14 +173,18 @@ def _tensor(data: bytes, kind: torch.dtype, device: torch.device) -> Tensor:
 
 
 @torch.inference_mode()
-def follow(link: Follower, shared: SharedForward, own: CacheShard, dtype: torch.dtype, bank: Any = None) -> None:
+def follow(
+    link: Follower, shared: SharedForward, own: CacheShard, dtype: torch.dtype, shelf: Shelf, bank: Any = None
+) -> None:
     """What a rank beside rank 0 does until rank 0 goes. ``own``: its part of the cache; ``dtype``: the model's;
-    ``bank``: of its adapters, where the model takes any.
+    ``shelf``: what it has for the pool and from it; ``bank``: of its adapters, where the model takes any.
     """
     group, states = shared.group, shared.states
     assert states is not None
     device = group.device
-    sends = any(owns(layer, group.place) for layer in own.layers)
+    runs: list[Held] = []
+    owned: list[Held] = []
+    whole = Part(())
     kv = own.shape.allocate(1, device)
     while (said := link.next()) is not None:
         if isinstance(said, RankStep):
@@ -182,11 +193,15 @@ def follow(link: Follower, shared: SharedForward, own: CacheShard, dtype: torch.
                 logits = states.compute(shared.local, batch)
             states.send(batch)
             group.collect(logits, len(said.sample_rows) // 8, shared.widths)
-        elif isinstance(said, RankCopyOut) and sends:
-            group.send_bytes(kv.copy_out(_blocks(said.blocks)), 0)
+        elif isinstance(said, RankExport) and owned:
+            data = take_part(kv, owned, _blocks(said.blocks))
+            shelf.give(said.chunk_id, data.numel(), HostCopy(data))
         elif isinstance(said, RankCopyIn):
-            blocks = _blocks(said.blocks)
-            kv.copy_in(blocks, group.take_bytes(len(blocks) * own.shape.block_bytes, 0))
+            put_parts(kv, runs, _blocks(said.blocks), of_whole(shelf.held(said.ticket), whole), said.first)
+        elif isinstance(said, RankDrop):
+            shelf.drop(said.tickets)
+        elif isinstance(said, RankCopy):
+            kv.copy_within(_blocks(said.sources), _blocks(said.targets))
         elif isinstance(said, RankAdapter):
             if said.weights:
                 bank.put(said.place, bank.read(said.config, said.weights))
@@ -199,6 +214,9 @@ def follow(link: Follower, shared: SharedForward, own: CacheShard, dtype: torch.
         elif isinstance(said, RankAllocate):
             kv = own.shape.allocate(1, device)  # the old one goes before the new one comes
             kv = own.shape.allocate(said.blocks, device, said.slots)
+            named = own.numbered(said.numbers)
+            runs, owned, whole = named.runs(), named.owned(group.place), said.whole
+            shelf.needs = partial(needs, runs)
         elif isinstance(said, (RankMeeting, RankGo)):
             raise RuntimeError(f"rank 0 says {type(said).__name__}, which it does only while a model is loaded")
 

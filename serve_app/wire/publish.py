@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from serve_app.wire.message import Message, MessageDecoder
+from serve_app.wire.parts import Part
 
 
 class ChunkFields(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -22,9 +23,12 @@ class ChunkFields(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class PublishCall(Message, tag="publish:1", frozen=True):
-    """Answered by the ids of the chunks that the pool holds afterwards."""
+    """Answered by the ids of the chunks that the pool holds afterwards. ``parts``: what each of several exporters has
+    of every one of them; one has all.
+    """
 
     chunks: tuple[ChunkFields, ...]
+    parts: tuple[Part, ...] = ()
 
 
 read_publish_call: MessageDecoder[PublishCall] = MessageDecoder(PublishCall)

@@ -1,6 +1,6 @@
 """Rank 0 of a worker <-> its other ranks: one message a step, and what comes before the first.
 
-Hidden states, logits and K/V travel by collectives of torch.distributed; here are only words.
+Hidden states and logits travel by collectives of torch.distributed, and K/V by the node's pool; here are only words.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from serve_app.wire.message import Message, MessageDecoder
+from serve_app.wire.parts import Part
 
 
 class RankHello(Message, tag="rank-hello:1", frozen=True):
@@ -85,6 +86,7 @@ class RankLoaded(Message, tag="rank-loaded:5", frozen=True):
     states: tuple[RankStatePart, ...] = ()
     # Behind a state tokens go through some of its layers one by one.
     single: bool = False
+    node: str = ""
 
 
 class RankFailed(Message, tag="rank-failed:1", frozen=True):
@@ -108,6 +110,9 @@ class RankState(Message, tag="rank-state:3", frozen=True):
     # It has computed, and the seconds of its processor for that.
     steps: int = 0
     busy_s: float = 0.0
+    # Bytes of K/V that it has given to pools and taken from them itself.
+    given_bytes: int = 0
+    taken_bytes: int = 0
 
 
 class RankReady(Message, tag="rank-ready:1", frozen=True):
@@ -124,10 +129,14 @@ class RankGo(Message, tag="rank-go:1", frozen=True):
 
 
 class RankAllocate(Message, tag="rank-allocate:2", frozen=True):
-    """Rank 0 -> ranks: make a cache of so many blocks, and so many slots of states."""
+    """Rank 0 -> ranks: make a cache of so many blocks, and so many slots of states. ``numbers``: of its layers in
+    chunks; ``whole``: how a chunk in one piece lies.
+    """
 
     blocks: int
     slots: int = 0
+    numbers: tuple[int, ...] = ()
+    whole: Part = Part(())
 
 
 class RankStep(Message, tag="rank-step:5", frozen=True):
@@ -162,16 +171,34 @@ class RankAdapter(Message, tag="rank-adapter:1", frozen=True):
     weights: bytes = b""
 
 
-class RankCopyOut(Message, tag="rank-copy-out:1", frozen=True):
-    """Rank 0 -> ranks: send it your part of these blocks (int32)."""
+class RankExport(Message, tag="rank-export:1", frozen=True):
+    """Rank 0 -> ranks: keep your part of these blocks (int32) for the pool, which will ask for the chunk."""
 
+    chunk_id: str
     blocks: bytes
 
 
-class RankCopyIn(Message, tag="rank-copy-in:1", frozen=True):
-    """Rank 0 -> ranks: take your part of these blocks (int32), which it sends."""
+class RankCopyIn(Message, tag="rank-copy-in:2", frozen=True):
+    """Rank 0 -> ranks: overwrite your part of these blocks (int32) with what you hold under ``ticket``, from its block
+    ``first`` on.
+    """
 
     blocks: bytes
+    ticket: int
+    first: int
+
+
+class RankDrop(Message, tag="rank-drop:1", frozen=True):
+    """Rank 0 -> ranks: what you hold under these is of no use any more."""
+
+    tickets: tuple[int, ...]
+
+
+class RankCopy(Message, tag="rank-copy:1", frozen=True):
+    """Rank 0 -> ranks: overwrite blocks ``targets`` with ``sources`` (int32), all of which are read first."""
+
+    sources: bytes
+    targets: bytes
 
 
 class RankStateOut(Message, tag="rank-state-out:1", frozen=True):
@@ -187,7 +214,17 @@ class RankStateIn(Message, tag="rank-state-in:1", frozen=True):
 
 
 ToRank = (
-    RankMeeting | RankGo | RankAllocate | RankAdapter | RankStep | RankCopyOut | RankCopyIn | RankStateOut | RankStateIn
+    RankMeeting
+    | RankGo
+    | RankAllocate
+    | RankAdapter
+    | RankStep
+    | RankExport
+    | RankCopyIn
+    | RankDrop
+    | RankCopy
+    | RankStateOut
+    | RankStateIn
 )
 FromRank = RankHello | RankReady | RankLoaded | RankFailed | RankState
 

@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from serve_app.parallel.link import Follower, LinkAddress
+from serve_app.parallel.shelf import Shelf
 from serve_app.wire.ranks import RankFailed, RankLoaded, RankMeeting
 from serve_app.worker.ranks import Progress, place_of
 
@@ -18,11 +19,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def run_rank(spec: WorkerSpec, rank: int, address: LinkAddress, progress: Progress) -> None:
-    """What another rank does until rank 0 goes: loads its part, and computes it in each step."""
+def run_rank(
+    spec: WorkerSpec, rank: int, address: LinkAddress, progress: Progress, shelf: Shelf | None = None, node: str = ""
+) -> None:
+    """What another rank does until rank 0 goes: loads its part, and computes it in each step. ``shelf``: what it has
+    for pools and from them; ``node``: where it is.
+    """
     link = Follower.connect(rank, address, end=lambda: os._exit(0))
     try:
-        _follow(spec, rank, link, address.token, progress)
+        _follow(spec, rank, link, address.token, progress, shelf or Shelf(spec.export_bytes), node)
     except BaseException as error:
         log.exception("rank %d ends", rank)
         with contextlib.suppress(OSError):
@@ -30,7 +35,9 @@ def run_rank(spec: WorkerSpec, rank: int, address: LinkAddress, progress: Progre
         raise
 
 
-def _follow(spec: WorkerSpec, rank: int, link: Follower, token: str, progress: Progress) -> None:
+def _follow(
+    spec: WorkerSpec, rank: int, link: Follower, token: str, progress: Progress, shelf: Shelf, node: str
+) -> None:
     import torch
 
     from serve_app.parallel.cache import CacheShard, told_states
@@ -54,6 +61,8 @@ def _follow(spec: WorkerSpec, rank: int, link: Follower, token: str, progress: P
     log.info("%s has read %d bytes of files in %.1f s and holds weights of %d bytes", place, read, seconds, held)
     linears = model.adapters.whole_linears if model.adapters is not None else ()  # type: ignore[attr-defined]
     states = model.kv_shape.states
-    link.say(RankLoaded(rank, model.part, read, held, seconds, linears, told_states(states), states.single))
+    link.moved = lambda: (shelf.given_bytes, shelf.taken_bytes)
+    link.say(RankLoaded(rank, model.part, read, held, seconds, linears, told_states(states), states.single, node))
     progress("ready")
-    follow(link, shared, CacheShard.of(model.part, model.kv_shape.dtype, states), model.dtype, model.adapters)
+    own = CacheShard.of(model.part, model.kv_shape.dtype, states)
+    follow(link, shared, own, model.dtype, shelf, model.adapters)

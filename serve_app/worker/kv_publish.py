@@ -6,13 +6,16 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from serve_app.kv.client import KVClient
 from serve_app.kv.export import ExportBuffer
 from serve_app.worker.tasks import Tasks
+
+if TYPE_CHECKING:
+    from serve_app.worker.rank_store import Shared
 
 # A prefill exists to publish: rather than drop its chunks, the engine waits so long for the pool to take others.
 AWAITED_S = 2.0
@@ -21,7 +24,7 @@ AWAITED_S = 2.0
 class Publisher:
     """Lives on the worker's event loop, except for :meth:`emit`, which the engine's thread calls.
 
-    ``exporter()``: the actor that the pool asks for a chunk's bytes, by ``export_chunk(chunk_id)``.
+    ``exporter()``: the actor that the pool asks for a chunk's bytes, or this rank's, by ``export_chunk(chunk_id)``.
     """
 
     def __init__(
@@ -34,6 +37,8 @@ class Publisher:
         """``states``: asks for chunks of states, of a model that keeps any."""
         self.exports = exports
         self.states = states
+        # How the worker's ranks share what they export.
+        self.shared: Shared | None = None
         # Requests somebody waits for the chunks of.
         self.awaited: set[str] = set()
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -76,6 +81,9 @@ class Publisher:
         try:
             payload = await asyncio.get_running_loop().run_in_executor(self._copies, copy)
             self.exports.put(meta.chunk_id, payload)
-            await self.client.publish([meta], self._exporter(), self.exports)
+            # States are rank 0's to give.
+            shared = self.shared if self.shared is not None and self.shared.layout == meta.layout else None
+            others, parts = ((), ()) if shared is None else (shared.others, shared.parts)
+            await self.client.publish([meta], self._exporter(), self.exports, others=others, parts=parts)
         finally:
             self.exports.end(meta.nbytes)

@@ -18,6 +18,7 @@ from serve_app.kv.client import Fetched, KVClient
 from serve_app.kv.keys import BLOCK_TOKENS, CHUNK_TOKENS, block_keys, state_key, tail_key
 from serve_app.wire.generate import Prefilled, PromptPath
 from serve_app.wire.load import Fetch, TierCost
+from serve_app.worker.rank_store import reader_of
 from serve_app.worker.tasks import Tasks
 
 if TYPE_CHECKING:
@@ -131,6 +132,7 @@ class PoolReader:
         self.fetches: deque[Fetch] = deque(maxlen=16)
         self._engine, self._engine_loop = engine, engine_loop
         client.costs.prefill, client.costs.copies = engine.meter.prefill, engine.runner.kv.copies
+        client.reader = reader_of(engine.runner.kv, engine_loop)
         client.busy_s = lambda: engine.scheduler.queued_tokens * client.costs.token_seconds
         self.several_nodes = False
         # States without keys and values lie in no chunk.
@@ -351,8 +353,9 @@ class PoolReader:
 
         from serve_app.engine.kv_io.transfer import LoadedPiece
 
-        piece, view = fetched
-        return LoadedPiece(piece.start_token, piece.n_tokens, torch.from_numpy(view), piece.first_block)
+        piece, read = fetched
+        payload = torch.from_numpy(read) if isinstance(read, np.ndarray) else read
+        return LoadedPiece(piece.start_token, piece.n_tokens, payload, piece.first_block)
 
     async def _correct(self, request_id: str, keys: list[bytes]) -> None:
         """Tells the exporter what the pool has forgotten of a prompt that this engine still holds."""

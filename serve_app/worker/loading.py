@@ -34,6 +34,7 @@ from serve_app.worker.draft_link import DraftLink
 from serve_app.worker.drafting import make_drafter
 from serve_app.worker.kv_publish import Publisher
 from serve_app.worker.media import MediaWork, works
+from serve_app.worker.rank_store import shared_by
 from serve_app.worker.ranks import Ranks, load_together, refuse_features
 
 if TYPE_CHECKING:
@@ -158,6 +159,7 @@ def load_engine(
     def plug_in(engine: Engine) -> None:
         if spec.publish and model.kv_shape.layers:
             engine.exporter = ChunkExporter(engine.runner.kv, publisher.emit, engine.scheduler.states.slot_of)
+            publisher.shared = shared_by(engine.runner.kv)
         drafting = drafter.plug_in(engine) if drafter is not None else None
         if proposers := _proposers(spec, drafting):
             controller = VerifyEverything if spec.always_draft else SpeculationController

@@ -34,12 +34,15 @@ LOADING_GRACE_S = 10.0
 
 @dataclass(slots=True)
 class Ranks:
-    """Rank 0's side of its group. ``handles`` are what ``start`` gave; they may keep the others alive."""
+    """Rank 0's side of its group. ``handles`` are what ``start`` gave, in order: they keep the others alive, and give
+    and read chunks (:mod:`serve_app.worker.rank_store`). ``node``: where this is.
+    """
 
     leader: Leader
     group: Group
     handles: list[Any]
     end: Callable[[str], None]
+    node: str = ""
     forward: LedForward | None = None
     # How rows go to experts, and how evenly these are placed, if the record asks for either.
     experts: dict[str, str] = field(default_factory=dict)
@@ -64,7 +67,10 @@ class Ranks:
         if model.adapters is not None:
             model.adapters.learn(linear for each in loaded for linear in each.linears)  # type: ignore[attr-defined]
             model.adapters = GroupBank(model.adapters, self.leader)  # type: ignore[assignment]
-        model.kv_shape = GroupShape.of(parts, dtype, self.group, self.leader, self._failed)
+        away = frozenset(each.rank for each in loaded if each.node != self.node)
+        model.kv_shape = GroupShape.of(
+            parts, dtype, self.group, self.leader, self._failed, away=away, handles=self.handles
+        )
         self.experts = {key: found for key in ("expert_dispatch", "expert_copies") if (found := model.report.get(key))}
         model.report["ranks"] = [
             f"rank {each.rank}: {each.read_bytes} bytes read in {each.seconds:.1f} s, {each.held_bytes} held"
@@ -119,10 +125,15 @@ def end_worker(reason: str) -> None:
 
 
 def begin_ranks(
-    spec: WorkerSpec, start: StartRank, host: str, progress: Progress, end: Callable[[str], None] = end_worker
+    spec: WorkerSpec,
+    start: StartRank,
+    host: str,
+    progress: Progress,
+    end: Callable[[str], None] = end_worker,
+    node: str = "",
 ) -> Ranks:
     """Starts the other ranks and returns once all have come. ``end`` is called when one of them is lost, or a pass
-    fails. Raises :class:`RankLost`.
+    fails; ``node``: this one's. Raises :class:`RankLost`.
     """
     import torch
 
@@ -152,7 +163,7 @@ def begin_ranks(
     except BaseException:
         leader.close()  # which ends those that have come
         raise
-    ranks = Ranks(leader, group, handles, end_all)
+    ranks = Ranks(leader, group, handles, end_all, node)
     return ranks
 
 

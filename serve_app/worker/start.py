@@ -50,7 +50,11 @@ def start_engine_work(
 
     draft = DraftLink()
     loaded = load_engine(
-        spec, progress, publish=publish, draft=draft, begin=lambda: begin_ranks(spec, start_rank, host, progress)
+        spec,
+        progress,
+        publish=publish,
+        draft=draft,
+        begin=lambda: begin_ranks(spec, start_rank, host, progress, node=node_id),
     )
     work = EngineWork(spec, loaded, draft, node_id=node_id, worker_id=worker_id, zone=zone)
     progress("ready")

@@ -80,7 +80,11 @@ async def main(directory: Path) -> dict[str, Any]:
             for giving, taking in (("four", "stages"), ("stages", "four"), ("two", "one"), ("one", "two")):
                 took = await taken(giving, taking, waits=True)
                 found["files"][f"{giving} to {taking}"] = {"disk": took.disk}
-        return {"right": answers.right, **found}
+            moved = {}
+            for name in live:
+                ranks = (await live[name].stats()).numbers["ranks"] or []
+                moved[name] = [(each["kv_given_bytes"], each["kv_taken_bytes"]) for each in ranks[1:]]
+        return {"right": answers.right, "moved": moved, **found}
     finally:
         ray.shutdown()
         cluster.shutdown()

@@ -8,17 +8,15 @@ import random
 import pytest
 import torch
 
-from serve_app.engine.blocks import blocks_for
-from serve_app.engine.kv_io.transfer import ChunkExporter
 from serve_app.engine.speculation.everything import VerifyEverything
 from serve_app.engine.speculation.ngram import NgramProposer
 from serve_app.engine.speculation.speculate import Speculation
-from serve_app.parallel.cache import COMING, views
+from serve_app.kv.parts import block_bytes
 from serve_app.planning.ranks import Split, divide
 from serve_app.planning.source import plan_model
 from serve_app.planning.tensors import read_headers
 from tests import tiny
-from tests.parallel.groups import computed, divided, until
+from tests.parallel.groups import chunks_of, computed, divided, layers_of, read_by, until
 from tests.variants import some
 
 NEW_TOKENS = 20
@@ -129,33 +127,30 @@ def test_k_v_are_handed_over_between_divisions(running):
     for giving, taking in ((running.model, whole), (whole, running.model), (running.model, running.model)):
         prefix = computed(giving, prompt[:-1])
         engine = tiny.make_engine(taking, num_blocks=40)
-        engine.add(tiny.make_request("take", prompt, max_tokens=NEW_TOKENS), prefix)
+        engine.add(tiny.make_request("take", prompt, max_tokens=NEW_TOKENS), read_by(taking, prefix))
         assert tiny.run_all(engine)["take"] == right
         assert engine.stats.cached_tokens == len(prompt) - 1
 
 
-def test_what_goes_to_the_pool_holds_no_step_up(running):
-    """Ranks send it while steps go on; it is there when somebody asks, in whatever order."""
+def test_every_rank_gives_the_pool_its_part(running):
     found, wanted = (all_chunks(model) for model in (running.model, tiny.load(running.path)))
-    assert len(found) > COMING and found.keys() == wanted.keys()
+    assert len(found) > 16 and found.keys() == wanted.keys()
     for chunk, payload in found.items():
         torch.testing.assert_close(payload, wanted[chunk], atol=1e-4, rtol=1e-4)
+    parts = running.model.kv_shape.published()
+    stages = running.ranks.group.place.pipeline
+    assert len(parts) >= stages and sum(map(block_bytes, parts.values())) == running.model.kv_shape.layout.block_bytes
+    giving = [rank for rank in parts if rank]
+    until(lambda: all(running.ranks.states()[rank]["kv_given_bytes"] for rank in giving))
 
 
 def all_chunks(model) -> dict[str, list[torch.Tensor]]:
-    """Each layer's K/V of prompts: of tokens alone, since a block may have been another's before."""
-    chunks = []
+    """Each layer's K/V of prompts."""
     engine = tiny.make_engine(model, num_blocks=100, max_batch_tokens=23)
-    engine.exporter = ChunkExporter(engine.runner.kv, lambda _, meta, copy: chunks.append((meta, copy)))
-    for index, prompt in enumerate(prompts(30)):
-        engine.add(tiny.make_request(str(index), prompt, prefill_only=True), held=0)
-    tiny.run_all(engine)
-    found = {}
-    for meta, copy in reversed(chunks):
-        layers = views(model.kv_shape, torch.from_numpy(copy()), blocks_for(meta.n_tokens))
-        tokens = [layer.view(torch.float32).transpose(1, 2).flatten(2, 3)[:, :, : meta.n_tokens] for layer in layers]
-        found[meta.chunk_id] = tokens
-    return found
+    return {
+        meta.chunk_id: layers_of(model, payload, meta.n_tokens)
+        for meta, payload in chunks_of(model, engine, *prompts(30))
+    }
 
 
 def test_each_rank_holds_its_part(running):

@@ -9,18 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from serve_app.engine.blocks import blocks_for
-from serve_app.engine.kv_io.transfer import ChunkExporter, LoadedPiece, StoredPrefix
+from serve_app.engine.kv_io.transfer import LoadedPiece, StoredPrefix
 from serve_app.engine.speculation.eagle import EagleProposer
 from serve_app.engine.speculation.everything import VerifyEverything
 from serve_app.engine.speculation.speculate import Speculation
 from serve_app.engine.step import Capture, Scheduled, build_batch
 from serve_app.models.heads.eagle import attach_head
-from serve_app.parallel.cache import views
 from serve_app.worker.drafting import model_drafter
 from tests import tiny
 from tests.models.heads.written import write_head
-from tests.parallel.groups import divided, spec_of
+from tests.parallel.groups import chunks_of, divided, layers_of, read_by, spec_of
 from tests.parallel.test_divided import NEW_TOKENS, generate, prompts
 
 pytestmark = pytest.mark.slow
@@ -136,29 +134,21 @@ def test_who_leaves_takes_nothing_along(running):
 def test_its_cache_travels_with_the_model_s(running):
     prompt, right = max(zip(prompts(8), running.expected, strict=True), key=lambda pair: len(pair[0]))
     payloads = {id(model): computed(running, model, prompt[:-1]) for model in (running.model, running.whole)}
-    shape, blocks = running.model.kv_shape, blocks_for(len(prompt) - 1)
-    layers = [views(shape, torch.from_numpy(payload), blocks) for payload in payloads.values()]
+    layers = [layers_of(running.model, payload, len(prompt) - 1) for payload in payloads.values()]
     for ours, theirs in zip(*layers, strict=True):
-        ours, theirs = (x.view(torch.float32).transpose(1, 2).flatten(2, 3) for x in (ours[:, :1], theirs[:, :1]))
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
-    assert all(layer[-1].view(torch.float32).abs().sum() > 0 for layer in layers)
+    assert all(layer[-1].abs().sum() > 0 for layer in layers)
     for giving, taking in ((running.model, running.whole), (running.whole, running.model)):
         engine, proposer = engine_of(running, taking)
         prefix = StoredPrefix([LoadedPiece(0, len(prompt) - 1, torch.from_numpy(payloads[id(giving)]))])
-        engine.add(tiny.make_request("take", prompt, max_tokens=NEW_TOKENS), prefix)
+        engine.add(tiny.make_request("take", prompt, max_tokens=NEW_TOKENS), read_by(taking, prefix))
         assert tiny.run_all(engine)["take"] == right
         assert engine.stats.cached_tokens == len(prompt) - 1 and proposer.proposed
 
 
 def computed(running, model, prompt: list[int]) -> np.ndarray:
     """A prompt's K/V, the head's among them, as the pool has them."""
-    chunks = []
-    engine, _ = engine_of(running, model)
-    engine.exporter = ChunkExporter(engine.runner.kv, lambda _, meta, copy: chunks.append((meta, copy())))
-    engine.add(tiny.make_request("give", prompt, prefill_only=True), held=0)
-    tiny.run_all(engine)
-    [(meta, payload)] = chunks
-    assert payload.nbytes == meta.nbytes
+    [(_, payload)] = chunks_of(model, engine_of(running, model)[0], prompt)
     return payload
 
 

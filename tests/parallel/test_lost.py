@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from serve_app.kv.parts import Payload
 from serve_app.parallel.link import RankLost
 from serve_app.worker.ranks import end_worker
 from tests import tiny
@@ -100,16 +101,27 @@ def test_a_copy_that_fails_ends_the_worker(tmp_path, one_thread):
     path = tiny.write_checkpoint(tmp_path / "llama", "llama", num_hidden_layers=1)
     with divided(path, 2) as running:
         kv = running.model.kv_shape.allocate(4, "cpu")
-        payload = kv.copy_out([1, 2])
-        with pytest.raises(ValueError, match="does not hold blocks"):
-            kv.copy_in([1, 2, 3], payload)
-        assert running.lost == []  # nobody was told of it
+        kv.copy_within([1], [2])
+        assert running.lost == []
         os.kill(running.ranks.handles[0].pid, signal.SIGKILL)
         running.ranks.handles[0].join(30)
         with pytest.raises(RuntimeError):
             while True:
-                kv.copy_out([1, 2])
+                kv.copy_within([1], [2])
         assert "rank 1 of 2" in running.lost[0]
+
+
+@pytest.mark.slow
+def test_ranks_that_have_not_read_the_same_end_the_worker(tmp_path, one_thread):
+    """A chunk that one of them does not hold: what the others have copied by then is of no use."""
+    path = tiny.write_checkpoint(tmp_path / "llama", "llama", num_hidden_layers=1)
+    with divided(path, 2) as running:
+        kv = running.model.kv_shape.allocate(4, "cpu")
+        whole = tiny.load(path).kv_shape.allocate(4, "cpu").copy_out([1, 2])
+        with pytest.raises(ValueError, match="do not hold blocks 0 to 3"):
+            kv.copy_in([1, 2, 3], Payload((), (whole.numpy(),), 7))
+        assert "a step failed" in running.lost[0] or "rank 1 of 2" in running.lost[0]
+        until(lambda: not running.ranks.handles[0].is_alive())
 
 
 def test_a_rank_that_can_not_load_says_why(tmp_path, one_thread):

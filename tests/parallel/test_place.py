@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.engine.kv_cache import KVShape, LayerShape
-from serve_app.parallel.cache import CacheShard, first_head, owns, views, whole_shape
+from serve_app.engine.kv_cache import KVShape
+from serve_app.parallel.cache import CacheShard, first_head, owns, whole_shape
 from serve_app.parallel.place import Place
 from serve_app.wire.ranks import RankLayer
 
@@ -57,14 +57,3 @@ def test_ranks_that_disagree_make_no_cache():
         whole_shape([divided[0], other[1]], torch.float32)
     with pytest.raises(ValueError, match="not all of a model"):
         whole_shape(parts(1, 2, 4, 2)[1:], torch.float32)
-
-
-def test_views_of_a_payload_lie_as_the_cache_copies_it():
-    shape = KVShape((LayerShape(2, 4), LayerShape(1, 8), LayerShape(2, 4), LayerShape(1, 6, True)), torch.float32)
-    cache = shape.allocate(5, "cpu")
-    for plane in cache.planes:
-        plane.normal_()
-    found = views(shape, cache.copy_out([3, 1]), 2)
-    for index, view in enumerate(found):
-        own = cache.layer(index)[:, [3, 1]]
-        assert torch.equal(view.contiguous().view(torch.float32), own)

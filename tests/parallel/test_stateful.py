@@ -14,7 +14,7 @@ from serve_app.planning.ranks import Split, divide
 from serve_app.planning.source import plan_model
 from serve_app.planning.tensors import read_headers
 from tests import tiny
-from tests.parallel.groups import computed, divided
+from tests.parallel.groups import computed, divided, read_by
 from tests.parity.test_stateful import FAMILIES, NEW_TOKENS, Guesses, generate, prompts
 from tests.variants import some
 
@@ -92,7 +92,7 @@ def test_states_are_handed_over_between_divisions(running):
         prefix = computed(giving, prompt[:-1])
         assert prefix.state.numel() == taking.kv_shape.states.bytes
         engine = tiny.make_engine(taking, num_blocks=40)
-        engine.add(tiny.make_request("take", prompt, max_tokens=NEW_TOKENS), prefix)
+        engine.add(tiny.make_request("take", prompt, max_tokens=NEW_TOKENS), read_by(taking, prefix))
         assert tiny.run_all(engine)["take"] == right
         assert engine.stats.cached_tokens == len(prompt) - 1
 

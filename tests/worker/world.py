@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,11 @@ from serve_app.kv.costs import FetchCosts
 from serve_app.kv.export import ExportBuffer
 from serve_app.kv.index import ChunkIndex
 from serve_app.kv.news import PoolNews
+from serve_app.kv.parts import Parted, check_read
+from serve_app.kv.reading import ObjectReader, Reader
 from serve_app.sampling_params import SamplingParams
 from serve_app.wire.generate import AdapterAt, GenerateCall, Generated, GenerateResult, PrefillCall
+from serve_app.wire.parts import Part
 from serve_app.wire.tokens import TokenItem
 from serve_app.worker.draft_link import DraftLink
 from serve_app.worker.engine_work import EngineWork
@@ -30,6 +35,17 @@ SALT = b"one tenant's salt, which nobody can guess"
 _numbers = itertools.count()
 
 
+@dataclass(frozen=True)
+class Ready:
+    """In the place of a reference to an object."""
+
+    value: np.ndarray
+
+    def __await__(self) -> Generator[None, None, np.ndarray]:
+        yield from asyncio.sleep(0).__await__()
+        return self.value
+
+
 class MemoryPool:
     """Stands in for a node's pool and for the clients of it (:class:`serve_app.kv.client.KVClient`)."""
 
@@ -39,6 +55,7 @@ class MemoryPool:
         self.announced: set[bytes] = set()
         self.reading_tokens = 0
         self.away = False
+        self.reader: Reader = ObjectReader()
         self.chunks = ChunkIndex(1 << 30)
         self._changed = asyncio.Event()
 
@@ -56,11 +73,15 @@ class MemoryPool:
     async def withdraw(self, keys: Sequence[bytes]) -> None:
         self.announced.difference_update(keys)
 
-    async def publish(self, metas: Sequence[ChunkMeta], exporter: Any, buffer: ExportBuffer) -> list[str]:
+    async def publish(
+        self, metas: Sequence[ChunkMeta], exporter: Any, buffer: ExportBuffer, others: Sequence[Any] = (),
+        parts: tuple[Part, ...] = (),
+    ) -> list[str]:  # fmt: skip
         for meta in metas:
-            payload = buffer.take(meta.chunk_id)
+            own = Ready(buffer.take(meta.chunk_id))
+            more = [Ready(await other.export_chunk.remote(meta.chunk_id)) for other in others]
             if self.chunks.reserve(meta) is not None:
-                self.chunks.commit(meta, payload)
+                self.chunks.commit(meta, Parted(parts, (own, *more)) if parts else own)
         self._changed.set()
         return [meta.chunk_id for meta in metas]
 
@@ -80,7 +101,13 @@ class MemoryPool:
             except TimeoutError:
                 return []
             found = self.chunks.match(keys, tail_keys, skip_tokens // 32)
-        return [(piece, self.chunks.value(piece.chunk_id)) for piece in found]
+        values = [self.chunks.value(piece.chunk_id) for piece in found]
+        read = await self.reader.read(values, time.monotonic() + 30.0)
+        for piece, payload in zip(found, read, strict=True):
+            if isinstance(payload, BaseException):
+                raise payload
+            check_read(payload, piece.nbytes, piece.chunk_blocks)
+        return list(zip(found, read, strict=True))
 
 
 def start(

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from serve_app.engine.blocks import BLOCK_TOKENS, blocks_for
 from serve_app.engine.branches import name_at
+from serve_app.engine.host_copy import HostCopy
 from serve_app.engine.kv_cache import KVCache
 from serve_app.engine.request import Request
 from serve_app.engine.state_slots import last_border
 from serve_app.kv.chunk import ChunkMeta
 from serve_app.kv.keys import CHUNK_TOKENS, block_keys, state_key, tail_key
+from serve_app.kv.parts import Payload
 
 
 @dataclass(slots=True)
 class LoadedPiece:
     """Tokens [start, start + tokens), ``start`` a multiple of 32, from block ``first`` of ``payload`` on.
 
-    The payload is flat uint8, as :meth:`~serve_app.engine.kv_cache.KVCache.copy_out` gives it.
+    The payload is flat uint8, as :meth:`~serve_app.engine.kv_cache.KVCache.copy_out` gives it, or in parts.
     """
 
     start: int
     tokens: int
-    payload: Tensor
+    payload: Tensor | Payload
     first: int = 0
 
 
@@ -69,32 +69,6 @@ def load_prefix(kv: KVCache, blocks: list[int], prefix: StoredPrefix, start: int
         kv.copy_in(target, piece.payload, piece.first + (first - piece.start) // BLOCK_TOKENS)
 
 
-class HostCopy:
-    """A flat uint8 tensor in host memory, fetched when it is asked for and from whatever thread asks.
-
-    On a GPU the copy runs on a stream of its own, beside the engine's steps, and waits there for what made the tensor.
-    """
-
-    def __init__(self, data: Tensor) -> None:
-        self._data = data
-        self._made = None
-        if data.is_cuda:
-            self._made = torch.cuda.Event()
-            self._made.record()
-
-    def __call__(self) -> np.ndarray:
-        """Blocks until the bytes are there."""
-        if self._made is None:
-            return self._data.numpy()
-        stream = torch.cuda.Stream(self._data.device)
-        with torch.cuda.stream(stream):
-            stream.wait_event(self._made)
-            host = torch.empty(self._data.shape, dtype=self._data.dtype, pin_memory=True)
-            host.copy_(self._data, non_blocking=True)
-            stream.synchronize()
-        return host.numpy()
-
-
 # A finished answer that adds less than this to what the pool holds is not worth an object of its own.
 MIN_NEW_TOKENS = 2 * BLOCK_TOKENS
 
@@ -119,7 +93,7 @@ class ChunkExporter:
     key would never be asked for.
 
     ``emit(request id, meta, copy)`` is called in the engine's thread and must not block for long; ``copy()`` gives the
-    payload, in any thread.
+    payload, or this process's part of it, in any thread.
     """
 
     def __init__(self, kv: KVCache, emit: Emit, states: Callable[[bytes], int] = lambda key: 0) -> None:
@@ -179,9 +153,6 @@ class ChunkExporter:
         full, media = end // BLOCK_TOKENS * BLOCK_TOKENS, request.media
         keys = block_keys(request.root, request.tokens[:full], known=request.keys, media=media)
         tail = request.tokens[full:end]
-        taken = blocks[start // BLOCK_TOKENS : blocks_for(end)]
-        beside = self._kv.copy_out_beside(taken)
-        copy = HostCopy(self._kv.copy_out(taken)) if beside is None else partial(_on_host, beside)
         parent = keys[-1] if keys else request.root
         meta = ChunkMeta.make(
             root=request.root,
@@ -192,8 +163,4 @@ class ChunkExporter:
             layout=self._layout,
             tenant=request.tenant,
         )
-        self._emit(request.id, meta, copy)
-
-
-def _on_host(payload: Callable[[], Tensor]) -> np.ndarray:
-    return payload().numpy()
+        self._emit(request.id, meta, self._kv.export(meta.chunk_id, blocks[start // BLOCK_TOKENS : blocks_for(end)]))

@@ -23,17 +23,17 @@ def let_loop_bounds_be_arrays() -> None:
     interpreter._patch_lang_tensor = patch
 
 
-def child(spec: WorkerSpec, rank: int, address: LinkAddress) -> None:
+def child(spec: WorkerSpec, rank: int, address: LinkAddress, line: Any) -> None:
     """A rank of a process that is started with the environment of its parent."""
     from tests.parallel import groups
 
     if os.environ.get("TRITON_INTERPRET") == "1":
         let_loop_bounds_be_arrays()
-    groups.child(spec, rank, address)
+    groups.child(spec, rank, address, line)
 
 
 def start(spec: WorkerSpec, rank: int, address: LinkAddress) -> Any:
     """As :func:`tests.parallel.groups.start`, whose processes have an environment of their own."""
-    process = multiprocessing.get_context("spawn").Process(target=child, args=(spec, rank, address), daemon=True)
-    process.start()
-    return process
+    from tests.parallel import groups
+
+    return groups.start(spec, rank, address, multiprocessing.get_context("spawn"), child)
