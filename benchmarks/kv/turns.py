@@ -1,12 +1,15 @@
 """The second turn of a conversation on another worker, beside the same prompt cold; and what a hand-over costs.
 
-``python -m benchmarks turns [--context 4096] [--rounds 5] [--size 7m] [--threads 1] [--json]``. Starts a small private
-Ray with the product's own workers and pool, without Serve and HTTP: two decode workers and a prefill worker of a
-random model. Each round, in alternating order, takes the time to the first token on the reader's side of
+``python -m benchmarks turns [--context 4096] [--rounds 5] [--size 7m] [--threads 1] [--tensor 1] [--json]``. Starts a
+small private Ray with the product's own workers and pool, without Serve and HTTP: two decode workers and a prefill
+worker of a random model. Each round, in alternating order, takes the time to the first token on the reader's side of
 
 * ``cold``: a prompt of ``context`` tokens that nobody has seen, computed by the decode worker it came to;
 * ``turn``: the same conversation's next turn (the answer and 64 new tokens behind it) on the *other* decode worker;
 * ``handed over``: such a cold prompt computed by the prefill worker while decode takes the chunks over.
+
+``--tensor``: workers of so many ranks. ``rank_seconds`` are those of its processor that each rank of the reader takes
+for a turn, rank 0 first, as the kernel counts them; other work on the machine hardly changes them.
 
 Workers that wait for nothing still share the cores: figures count only where other processes were quiet. Every answer
 must have as many tokens as were asked for; a turn must find its conversation in the pool, and a hand-over move it.
@@ -17,6 +20,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import statistics
 import time
 from collections.abc import Awaitable
@@ -125,6 +129,7 @@ async def measure(arguments: argparse.Namespace, checkpoint: Path) -> dict[str, 
                 model="benchmark", stage=stage, weights={"path": str(checkpoint)}, source=str(checkpoint),
                 home=str(checkpoint.parent), dtype="bfloat16", cpu_threads=arguments.threads, max_model_len=8192,
                 kv_cache_bytes=512 << 20, max_batch_tokens=1024, max_num_seqs=8, publish=True,
+                tensor_parallel=arguments.tensor,
             )
         ))  # fmt: skip
 
@@ -137,6 +142,7 @@ async def measure(arguments: argparse.Namespace, checkpoint: Path) -> dict[str, 
     seconds: dict[str, list[float]] = {"cold": [], "turn": [], "handed_over": []}
     paths: dict[str, dict[str, Any]] = {}
     shares: list[float] = []
+    rank_seconds: list[list[float]] = []
 
     def fresh(count: int) -> list[int]:
         return rng.integers(10, 8000, count).tolist()
@@ -145,7 +151,10 @@ async def measure(arguments: argparse.Namespace, checkpoint: Path) -> dict[str, 
         prompt = fresh(arguments.context)
         cold, answer, _ = await reader.ask(first, prompt, ANSWER)
         await settled(first)
+        began = await processors(second)
         turn, _, result = await reader.ask(second, prompt + answer + fresh(NEW), 1)
+        ended = await processors(second)
+        rank_seconds.append([after - before for before, after in zip(began, ended, strict=True)])
         seconds["cold"].append(cold)
         seconds["turn"].append(turn)
         paths["turn"] = result.path.shown()
@@ -179,10 +188,24 @@ async def measure(arguments: argparse.Namespace, checkpoint: Path) -> dict[str, 
         "ttft_ms": {name: round(1e3 * value, 2) for name, value in median.items()},
         "turn_over_cold": round(median["turn"] / median["cold"], 4),
         "handover_share_of_ttft": round(statistics.median(shares[1:]), 4),
+        "rank_seconds": [round(statistics.median(of_one), 3) for of_one in zip(*rank_seconds[1:], strict=True)],
         "paths": paths,
         "rounds_ms": {name: [round(1e3 * v, 1) for v in values[1:]] for name, values in seconds.items()},
         "costs": stats["pool"]["costs"],
     }
+
+
+async def processors(worker: Any) -> list[float]:
+    """Seconds of a processor that each rank of a worker has taken."""
+    told = await worker.stats()
+    ranks = [each["pid"] for each in told.numbers["ranks"] or ()]
+    return [cpu_seconds(pid) for pid in ranks or [told.pid]]
+
+
+def cpu_seconds(pid: int) -> float:
+    """Of a process, its threads together; see proc(5)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def settled(worker: Any) -> None:
@@ -201,6 +224,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--size", default="7m", help="of the random model: see benchmarks checkpoint")
     parser.add_argument("--threads", type=int, default=1, help="of each worker")
+    parser.add_argument("--tensor", type=int, default=1, help="ranks of each worker")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     arguments = parser.parse_args(argv)
     with private_ray(arguments.size) as checkpoint:
@@ -212,8 +236,10 @@ def main(argv: list[str] | None = None) -> int:
           f"{turn['bytes'] / 1e6:.1f} MB, {turn['computed']} computed)")  # fmt: skip
     print(f"a hand-over is {100 * found['handover_share_of_ttft']:.1f} % of the time to first token "
           f"({handed['early_bytes'] / 1e6:.1f} of {handed['bytes'] / 1e6:.1f} MB moved while it computed)")  # fmt: skip
+    print(f"of its own processor each rank of the reader takes {found['rank_seconds']} s for a turn")
     if arguments.json:
-        print(json.dumps({"benchmark": "turns", "context": arguments.context, "size": arguments.size, **found}))
+        about = {"context": arguments.context, "size": arguments.size, "tensor": arguments.tensor}
+        print(json.dumps({"benchmark": "turns", **about, **found}))
     return 0
 
 

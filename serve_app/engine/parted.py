@@ -93,6 +93,8 @@ def put_parts(kv: KVCache, runs: Sequence[Held], blocks: list[int], payload: Pay
     index = kv.index(blocks)
     missing = sum(each.run.layers * each.run.heads for each in runs)
     for part, array in zip(payload.parts, payload.arrays, strict=True):
+        if not part.runs:  # of a rank whose layers keep states alone
+            continue
         held_blocks, rest = divmod(array.nbytes, sum(map(run_bytes, part.runs)))
         if rest or first + len(blocks) > held_blocks:
             raise ValueError(f"{array.nbytes} bytes do not hold blocks {first} to {first + len(blocks)} of {part}")

@@ -42,6 +42,11 @@ class Payload:
     arrays: tuple[NDArray[np.uint8], ...]
     ticket: int = 0
 
+    @property
+    def one_piece(self) -> bool:
+        """A process that needs none of the parts has no arrays."""
+        return not self.parts and len(self.arrays) == 1
+
 
 def run_bytes(run: Run) -> int:
     """Of a block."""
@@ -73,7 +78,7 @@ def check_read(payload: object, nbytes: int, blocks: int) -> None:
     """Raises :class:`BadChunk` where ``payload`` is not what was read of a chunk of so many bytes and blocks."""
     if not isinstance(payload, Payload):
         check_payload(payload, nbytes)
-    elif not payload.parts:
+    elif payload.one_piece:
         check_payload(payload.arrays[0], nbytes)
     else:
         for part, array in zip(payload.parts, payload.arrays, strict=True):

@@ -301,7 +301,7 @@ def owns(layer: RankLayer, place: Place) -> bool:
 
 def of_whole(payload: Payload, whole: Part) -> Payload:
     """A payload whose parts are named, where it is one piece: that is ``whole``."""
-    return payload if payload.parts else replace(payload, parts=(whole,))
+    return replace(payload, parts=(whole,)) if payload.one_piece else payload
 
 
 def _ids(blocks: list[int]) -> bytes:

@@ -55,7 +55,6 @@ class MemoryPool:
         self.announced: set[bytes] = set()
         self.reading_tokens = 0
         self.away = False
-        self.reader: Reader = ObjectReader()
         self.chunks = ChunkIndex(1 << 30)
         self._changed = asyncio.Event()
 
@@ -91,7 +90,7 @@ class MemoryPool:
 
     async def fetch(
         self, keys: Sequence[bytes], tail_keys: Sequence[bytes] = (), skip_tokens: int = 0, *, wait_s: float = 0.0,
-        first: bool = False, from_node: str | None = None,
+        first: bool = False, from_node: str | None = None, reader: Reader = ObjectReader(),  # noqa: B008
     ) -> list[Fetched]:  # fmt: skip
         found = self.chunks.match(keys, tail_keys, skip_tokens // 32)
         if not found and wait_s:
@@ -102,12 +101,26 @@ class MemoryPool:
                 return []
             found = self.chunks.match(keys, tail_keys, skip_tokens // 32)
         values = [self.chunks.value(piece.chunk_id) for piece in found]
-        read = await self.reader.read(values, time.monotonic() + 30.0)
+        read = await reader.read(values, time.monotonic() + 30.0)
         for piece, payload in zip(found, read, strict=True):
             if isinstance(payload, BaseException):
                 raise payload
             check_read(payload, piece.nbytes, piece.chunk_blocks)
         return list(zip(found, read, strict=True))
+
+
+class Client:
+    """One worker's client of a pool, which reads in its own way."""
+
+    def __init__(self, pool: MemoryPool) -> None:
+        self._pool = pool
+        self.reader: Reader = ObjectReader()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pool, name)
+
+    async def fetch(self, *told: Any, **more: Any) -> list[Fetched]:
+        return await self._pool.fetch(*told, **more, reader=self.reader)
 
 
 def start(
@@ -118,8 +131,9 @@ def start(
                       publish=True, **options)  # fmt: skip
 
     def publish(layout: Layout, of_states: Layout | None) -> Publisher:
-        states = None if of_states is None else pool
-        return Publisher(pool, ExportBuffer(spec.export_bytes), lambda: None, states)  # type: ignore[arg-type]
+        states: Any = None if of_states is None else Client(pool)
+        client: Any = Client(pool)
+        return Publisher(client, ExportBuffer(spec.export_bytes), lambda: None, states)
 
     draft = DraftLink()
     others = None if begin is None else lambda: begin(spec)
