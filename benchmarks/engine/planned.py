@@ -20,7 +20,7 @@ from serve_app.planning.ranks import Split
 from serve_app.planning.source import plan_model
 from serve_app.planning.tensors import read_headers
 
-COMMON = {"vocab_size": 1024, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
+COMMON: dict[str, Any] = {"vocab_size": 1024, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
 COMMON |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512, "eos_token_id": None}
 EXPERTS = {"head_dim": 64, "num_experts_per_tok": 2}
 # By name, the prefix of transformers' classes and what is special.
@@ -43,6 +43,28 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "granite hybrid": ("GraniteMoeHybrid", {
         "num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 256, "mamba_n_heads": 32,
         "mamba_d_head": 16, "mamba_d_state": 48, "layer_types": ["mamba", "attention"]}),
+}  # fmt: skip
+_LAYERS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 64, "global_head_dim": 128}
+_LAYERS |= {"head_dim": 64, "vocab_size_per_layer_input": 1024}
+FAMILIES |= {
+    "gemma4": ("Gemma4", {
+        **_LAYERS, "hidden_size_per_layer_input": 64, "num_hidden_layers": 4, "num_kv_shared_layers": 2,
+        "layer_types": 2 * ["sliding_attention", "full_attention"]}),
+    "gemma4 moe": ("Gemma4", {
+        **_LAYERS, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1, "enable_moe_block": True, "num_experts": 8, "moe_intermediate_size": 128,
+        "top_k_experts": 2}),
+}  # fmt: skip
+_SEES = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 2}
+# Those that see as well: the prefix of transformers' classes, the decoder's and the encoder's, what is special of each.
+SEEING: dict[str, tuple[str, str, str, dict[str, Any], dict[str, Any]]] = {
+    "llava": ("Llava", "Llama", "CLIPVision", {}, {"image_size": 32, "patch_size": 8, "projection_dim": 128}),
+    "gemma3, sees": (
+        "Gemma3", "Gemma3Text", "SiglipVision", {"head_dim": 64, "sliding_window": 64},
+        {"image_size": 256, "patch_size": 8}),
+    "kimi": (
+        "Kimi_K25", "DeepseekV3", "Kimi_K25Vision", FAMILIES["deepseek"][1],
+        {"patch_size": 8, "pos_emb_height": 8, "pos_emb_width": 8}),
 }  # fmt: skip
 SETTINGS = [("bfloat16", "none"), ("float32", "none"), ("bfloat16", "int8"), ("bfloat16", "int4")]
 CACHE_BYTES = 4 << 20
@@ -69,11 +91,19 @@ def write(folder: Path, family: str) -> Path:
     import torch
     import transformers
 
-    prefix, more = FAMILIES[family]
-    config_class = getattr(transformers, f"{prefix}TextConfig" if prefix == "Gemma3" else f"{prefix}Config")
+    def config_of(name: str, sizes: dict[str, Any]) -> Any:
+        return getattr(transformers, f"{name}Config")(**sizes)
+
     torch.manual_seed(0)
-    model = getattr(transformers, f"{prefix}ForCausalLM")(config_class(**COMMON | more)).bfloat16()
-    model.save_pretrained(folder)
+    if family in SEEING:
+        prefix, text, sees, more, seen = SEEING[family]
+        parts = {"text_config": config_of(text, COMMON | more), "vision_config": config_of(sees, _SEES | seen)}
+        model = getattr(transformers, f"{prefix}ForConditionalGeneration")(config_of(prefix, parts))
+    else:
+        prefix, more = FAMILIES[family]
+        text = f"{prefix}Text" if prefix.startswith("Gemma") else prefix
+        model = getattr(transformers, f"{prefix}ForCausalLM")(config_of(text, COMMON | more))
+    model.bfloat16().save_pretrained(folder)
     return folder
 
 
@@ -138,7 +168,7 @@ def step_bytes(model: Any) -> int:
 def every() -> Iterator[Compared]:
     """One family and setting after the other."""
     with tempfile.TemporaryDirectory(prefix="planned-") as scratch:
-        for family in FAMILIES:
+        for family in (*FAMILIES, *SEEING):
             folder = write(Path(scratch) / family, family)
             for dtype, quantization in SETTINGS:
                 yield compare(folder, family, dtype, quantization)

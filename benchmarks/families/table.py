@@ -17,6 +17,23 @@ the prefix cache, past windows and original lengths), vectors and scores with on
 *Fast layer* is the fused decoder, *transformers' forward* is transformers' own modelling code on the paged cache, *flat
 batches* are computed without padding. What is *refused* does not load, and says why. *Untried* are those of which
 transformers itself makes or runs no such checkpoint.
+
+## Large models of Workers AI
+
+Those with a record (`serve_app/catalog/models`) are of families below that are exact, on one rank and on several
+([parallel.md](parallel.md)); `tests/planning/large.py` names the configurations that they are checked with. These have
+none yet:
+
+| model | architecture | what is missing |
+| --- | --- | --- |
+| deepseek-v4-flash-0731 | DeepseekV4ForCausalLM | an indexer's cache, which is neither keys and values nor a state |
+| deepseek-v4-pro-0813 | DeepseekV4ForCausalLM | the same |
+| glm-5.2, glm-5.3 | GlmMoeDsaForCausalLM | the same |
+| glm-5.3-flash | Glm5NextForConditionalGeneration | the same, beside layers that keep states |
+| qwen3.8-27b | layers that keep states, and pictures | a configuration whose sizes could be checked |
+
+Of nemotron-3-120b-a12b calls of tools are not read, nor its checkpoints in 8 and 4 bits (ModelOpt). Of Kimi K2.5 to
+K2.7 and Gemma 4 pictures are not served.
 """
 _TITLES = {
     "text-generation": "Text generation",

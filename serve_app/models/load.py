@@ -19,6 +19,7 @@ from serve_app.models import attention
 from serve_app.models.adapters import AdapterBank, bank_plug
 from serve_app.models.divided.adapters import part_bank
 from serve_app.models.divided.check import check_part
+from serve_app.models.divided.division import looking
 from serve_app.models.divided.load import PartOfModel, load_part, refuse_divided
 from serve_app.models.encoding import media_encoders
 from serve_app.models.linears import Current, Plug, chained, linears_by_row, plug_modules
@@ -206,7 +207,8 @@ def load_causal_lm(
         changed = ""
         try:
             fp8 = quantization == "fp8"
-            report.update(improve(model, fp8=fp8, fused=verdict.fused_differs, plug=plug, outer=summing))
+            aside = looking(module).values()
+            report.update(improve(model, fp8=fp8, fused=verdict.fused_differs, plug=plug, outer=summing, aside=aside))
         except ValueError as error:
             raise UnsupportedModel(f"{path}: {error}") from error
         except Differs as error:

@@ -54,9 +54,14 @@ def is_quantized(model: nn.Module) -> bool:
     return any(codes_of(module) or getattr(module, "expert_codes", None) for module in model.modules())
 
 
+def rounds_experts(module: Any) -> bool:
+    """Whether a module is transformers' common one of experts, whose weights are rounded; Llama 4 has another."""
+    return hasattr(module, "_apply_gate") and hasattr(module, "is_transposed")
+
+
 def _quantize_experts(module: Any, bits: int) -> int:
     """How many experts transformers' module of them has, if their weights can be rounded; 0 for any other module."""
-    if not hasattr(module, "_apply_gate") or not hasattr(module, "is_transposed"):
+    if not rounds_experts(module):
         return 0
     names = [name for name, weight in module.named_parameters(recurse=False) if weight.ndim == 3]
     own = {name: getattr(module, name).data for name in names}

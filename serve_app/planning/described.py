@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,37 +39,122 @@ def _with_floats(values: Any) -> Any:
     return {key: _with_floats(value) for key, value in values.items()}
 
 
-def without_weights(config: dict[str, Any], full: Any, dtype: str = "bfloat16") -> Any:
-    """transformers' module of ``config``. Raises :class:`NoTensors` where transformers builds none."""
-    import torch
+def class_of(config: dict[str, Any], full: Any) -> Any:
+    """transformers' class of ``config``; None where it has none."""
     import transformers
 
-    from serve_app.models.encoding import bare_module
     from serve_app.models.loading.folder import generating
 
     names = config.get("architectures") or [""]
-    found = getattr(transformers, names[0], None) or next(iter(generating(full)), None)
+    return getattr(transformers, names[0], None) or next(iter(generating(full)), None)
+
+
+def without_weights(config: dict[str, Any], full: Any, dtype: str = "bfloat16") -> Any:
+    """transformers' module of ``config``. Raises :class:`NoTensors` where transformers builds none."""
+    import torch
+
+    from serve_app.models.encoding import bare_module
+
+    name, found = (config.get("architectures") or [""])[0], class_of(config, full)
     if found is None:
-        raise NoTensors(f"{names[0] or 'config.json'} names no architecture of the installed transformers")
+        raise NoTensors(f"{name or 'config.json'} names no architecture of the installed transformers")
     try:
         return bare_module(found.__name__, full, getattr(torch, dtype))
     except Exception as error:  # models object in any way they like
-        raise NoTensors(f"{names[0]} can't be built from config.json ({str(error)[:200]})") from error
+        raise NoTensors(f"{name} can't be built from config.json ({str(error)[:200]})") from error
 
 
-def states(config: dict[str, Any], full: Any, dtype: str) -> StateNeeds | None:
+class Described:
+    """What ``config`` describes, with a module without weights that is built once, when it is asked for first."""
+
+    def __init__(self, config: dict[str, Any], full: Any, dtype: str = "bfloat16") -> None:
+        self.config, self.full, self.dtype = config, full, dtype
+
+    @cached_property
+    def module(self) -> Any:
+        """Raises :class:`NoTensors`."""
+        module = without_weights(self.config, self.full, self.dtype)
+        module.tie_weights()
+        return module
+
+    @property
+    def builds(self) -> bool:
+        """Whether transformers builds it; if not, files alone say what it consists of."""
+        try:
+            return self.module is not None
+        except NoTensors:
+            return False
+
+    @cached_property
+    def aside(self) -> frozenset[str]:
+        """Modules that see and hear, by the last part of their names, which files have as well."""
+        from serve_app.models.divided.division import looking
+
+        return frozenset(name.rpartition(".")[2] for name in looking(self.module)) if self.builds else frozenset()
+
+    def read(self, tensors: Iterable[Tensor]) -> tuple[list[Tensor], int]:
+        """Of a file's tensors those that are loaded, and the bytes of those that transformers leaves there (layers that
+        draft)."""
+        found = class_of(self.config, self.full)
+        patterns = [re.compile(each) for each in getattr(found, "_keys_to_ignore_on_load_unexpected", None) or ()]
+        own = {name for name, _ in self.module.named_parameters()} if patterns and self.builds else set()
+        kept, left = [], 0
+        for tensor in tensors:
+            if tensor.name not in own and any(pattern.search(tensor.name) for pattern in patterns):
+                left += tensor.bytes
+            else:
+                kept.append(self._seen(tensor))
+        return kept, left
+
+    def tensors(self, stored_as: Format | None = None) -> list[Tensor]:
+        """Of the module, in 16 bits or as ``stored_as`` says. Raises :class:`NoTensors`."""
+        found = []
+        kinds = {f"{name}.{own}": _kind(each, own) for name, each in self.module.named_modules() for own in _own(each)}
+        for name, parameter in self.module.named_parameters():
+            shape, kind = tuple(parameter.shape), kinds[name]
+            tensor = Tensor(name, parameter.numel(), parameter.numel() * 2, shape, kind=kind)
+            if stored_as is not None and parameter.ndim > 1 and stored_as.holds(name, tensor.role):
+                tensor = replace(tensor, bytes=int(tensor.values * stored_as.bits / 8))
+            found.append(self._seen(tensor))
+        return found
+
+    def _seen(self, tensor: Tensor) -> Tensor:
+        return replace(tensor, aside=not self.aside.isdisjoint(tensor.name.split(".")))
+
+
+def _own(module: Any) -> Iterable[str]:
+    return (name for name, _ in module.named_parameters(recurse=False))
+
+
+def _kind(module: Any, name: str) -> str:
+    """:attr:`Tensor.kind` of a module's parameter, by the rules of what rounds and packs linears and experts."""
+    from torch import nn
+
+    from serve_app.models.linears import is_linear
+    from serve_app.models.quantization import rounds_experts
+
+    if getattr(module, name).ndim == 3 and rounds_experts(module):
+        return "linear"
+    if name != "weight":
+        return "other"
+    if type(module) is nn.Linear:
+        return "linear"
+    return "packed" if is_linear(module) else "other"
+
+
+def states(described: Described) -> StateNeeds | None:
     """Of a model whose layers keep states. Raises :class:`NoTensors`."""
     import torch
     import transformers
 
     from serve_app.models.stateful import keeps_states, state_needs
 
-    found = getattr(transformers, (config.get("architectures") or [""])[0], None)
+    found = getattr(transformers, (described.config.get("architectures") or [""])[0], None)
     if found is None or not keeps_states(found):
         return None
-    module = without_weights(config, full, dtype)
+    module, hidden = described.module, int(described.full.get_text_config().hidden_size)
     try:
-        return state_needs(module, int(full.get_text_config().hidden_size), getattr(torch, dtype))
+        return state_needs(module, hidden, getattr(torch, described.dtype))
     except Exception as error:  # models object in any way they like
         raise NoTensors(f"what its layers keep can't be told from config.json ({str(error)[:200]})") from error
 
@@ -85,13 +172,13 @@ class Cuts:
     reason: str = ""
 
 
-def cuts_of(config: dict[str, Any], full: Any, dtype: str) -> Cuts:
+def cuts_of(described: Described) -> Cuts:
     """Raises :class:`NoTensors`."""
     from serve_app.models.divided.division import divide
     from serve_app.models.loading.folder import UnsupportedModel
     from serve_app.parallel.place import Place
 
-    module = without_weights(config, full, dtype)
+    module = described.module
     try:
         found = divide(module, Place(2))
     except UnsupportedModel as reason:
@@ -112,30 +199,15 @@ def _weights(modules: Iterable[str]) -> set[str]:
     return {f"{name}.weight" for name in modules}
 
 
-def encoded(config: dict[str, Any], full: Any, folder: Path | None, dtype: str) -> dict[str, Encoding]:
+def encoded(described: Described, folder: Path | None) -> dict[str, Encoding]:
     """What encoding takes of each medium that the model is served with. Raises :class:`NoTensors`."""
     from serve_app.models.encoding import FAMILIES, encodings, read_settings
 
-    if config["model_type"] not in FAMILIES:
+    if described.config["model_type"] not in FAMILIES:
         return {}
-    module, text = without_weights(config, full, dtype), full.get_text_config()
+    module, text = described.module, described.full.get_text_config()
     try:
         settings = read_settings(folder) if folder is not None else {}
         return encodings(module, settings, getattr(text, "max_position_embeddings", None) or 1 << 20)
     except Exception as error:  # encoders object in any way they like
         raise NoTensors(f"what encoding takes can't be told from config.json ({str(error)[:200]})") from error
-
-
-def describe(config: dict[str, Any], full: Any, stored_as: Format | None) -> list[Tensor]:
-    """The tensors of the model that ``config`` describes, in 16 bits or as ``stored_as`` says. Raises
-    :class:`NoTensors` where transformers builds none.
-    """
-    module = without_weights(config, full)
-    module.tie_weights()
-    found = []
-    for name, parameter in module.named_parameters():
-        tensor = Tensor(name, parameter.numel(), parameter.numel() * 2, tuple(parameter.shape))
-        if stored_as is not None and parameter.ndim > 1 and stored_as.holds(name, tensor.role):
-            tensor = replace(tensor, bytes=int(tensor.values * stored_as.bits / 8))
-        found.append(tensor)
-    return found

@@ -46,17 +46,18 @@ def as_held(tensors: Iterable[Tensor], held: Held, *, routers: bool = True) -> l
     # Experts are rounded altogether or not at all.
     whole = all(size % GROUP == 0 for t in found if t.role == "experts" and is_linear(t) for size in t.shape[-2:])
     if not any(tensor.role == "head" for tensor in found):
-        found += [replace(t, name="lm_head.weight") for t in found if t.role == "embedding"]
+        # Gemma's small models have tables for their layers as well, which are no head.
+        found += [replace(t, name="lm_head.weight", kind=t.kind and "linear") for t in found if t.role == "embedding"]
     item = _ITEMS[dtype]
     in_panels = panels and dtype != "float32"
     packed = sum(_padded(t) * 2 for t in found if is_linear(t)) if in_panels else 0
     each = COMPACT_BYTES if packed > COMPACT_ABOVE_BYTES else 2.0
 
     def size(tensor: Tensor) -> int:
-        if not is_linear(tensor) or (tensor.role == "routers" and not routers):
+        if not is_linear(tensor) or (tensor.role == "routers" and tensor.kind != "linear" and not routers):
             return tensor.values * item
         fits = whole if tensor.role == "experts" else tensor.shape[-1] % GROUP == 0
-        if quantization != "none" and tensor.role != "routers" and fits:
+        if quantization != "none" and is_rounded(tensor) and fits:
             bits = "int8" if tensor.role == "head" else quantization  # whose errors choose tokens
             return int(_padded(tensor) * _QUANTIZED[bits])
         return int(_padded(tensor) * each) if in_panels else tensor.values * item
@@ -66,8 +67,16 @@ def as_held(tensors: Iterable[Tensor], held: Held, *, routers: bool = True) -> l
 
 def is_linear(tensor: Tensor) -> bool:
     """Whether rows are multiplied with it."""
+    if tensor.kind:
+        experts = tensor.role == "experts" and len(tensor.shape) == 3
+        return tensor.kind != "other" or experts or (tensor.role == "routers" and len(tensor.shape) == 2)
     other = tensor.name.endswith("bias") or ".conv" in tensor.name
     return tensor.role in _LINEARS and len(tensor.shape) >= 2 and not other
+
+
+def is_rounded(tensor: Tensor) -> bool:
+    """Whether a linear's weight is rounded where that is asked for: of routers those that are linears like others."""
+    return tensor.kind == "linear" if tensor.kind else tensor.role != "routers"
 
 
 def _padded(tensor: Tensor) -> int:

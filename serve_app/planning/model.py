@@ -68,11 +68,6 @@ class Model:
     wanted: Wanted = field(default_factory=Wanted)  # beside weights, of its workers
 
     @property
-    def kv_heads(self) -> int:
-        """Of a layer, the fewest; 0 where they lie as latents."""
-        return min((cache.heads for cache in self.caches if cache.heads), default=0)
-
-    @property
     def state_bytes(self) -> int:
         """What layers keep of one text beside keys and values, however long it is."""
         return sum(cache.state for cache in self.caches)

@@ -11,6 +11,7 @@ from serve_app.planning.devices import Device
 from serve_app.planning.model import Model
 from serve_app.planning.ranks import DoesNotDivide, Rank, Split, divide
 from serve_app.planning.rates import Rates, rates
+from serve_app.planning.tensors import VISION
 
 BLOCK_TOKENS = 32  # of serve_app/engine/blocks.py
 NOUNS = {"image": "pictures", "audio": "sounds"}
@@ -57,6 +58,13 @@ class Plan:
     def left_bytes(self) -> int:
         """For K/V on all ranks of a replica."""
         return sum(self.left) * self.split.tensor
+
+    @property
+    def unused_bytes(self) -> int:
+        """Of a replica's ranks beside the first, which have no larger caches for not having what sees and hears."""
+        if self.asked.kv_cache_bytes:
+            return 0
+        return (self.split.tensor - 1) * (self.ranks[0].weights.get(VISION, 0) + self.ranks[0].media_bytes)
 
     @property
     def token_bytes(self) -> int:
@@ -222,6 +230,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
             "bytes_per_far_token": plan.far_token_bytes, "tokens": plan.tokens,
             "tokens_of_one_text": plan.tokens_of_one_text, "block_tokens": BLOCK_TOKENS,
             "streams": plan.streams(asked.context), "context": asked.context,
+            "unused_beside": plan.unused_bytes,
             "state_bytes_per_text": model.state_bytes, "states": plan.slots.count, "texts": plan.slots.texts,
         },
         "rates": {

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from serve_app.parallel.stages import stages
 from serve_app.planning.model import Model, RoleWeights, WeightsByRole
-from serve_app.planning.tensors import UNDIVIDED
+from serve_app.planning.tensors import UNDIVIDED, VISION
 
 # Every rank of a stage has all of these. What is left is divided: columns or rows of matrices, heads, experts, the
 # vocabulary. Projections into a latent are divided by their inputs, and a small all-reduce adds their results.
@@ -100,26 +100,25 @@ def divide(model: Model, split: Split, *, batch_tokens: int, sampled: int, cpu: 
     """
     check_split(model, split)
     outer = model.outer
-    first: WeightsByRole = {role: outer[role] for role in ("embedding", "vision") if role in outer}
+    first: WeightsByRole = {role: outer[role] for role in ("embedding", VISION) if role in outer}
     last: WeightsByRole = {role: part for role, part in outer.items() if role not in first}
     if model.tied and split.pipeline > 1 and "embedding" in outer:
         last["head"] = outer["embedding"]  # the last stage needs the table as well
-    costs = [sum(part.bytes for part in layer.values()) for layer in model.layers]
-    ends = (sum(p.bytes for p in first.values()), sum(p.bytes for p in last.values()))
+    # As ranks cut when they load: by numbers, in however many bits they lie.
+    costs = [sum(part.values for part in layer.values()) for layer in model.layers]
+    ends = (sum(p.values for p in first.values()), sum(p.values for p in last.values()))
     ranks = []
     for begin, end in stages(costs, split.pipeline, ends):
         rank = Rank(begin, end)
-        held: list[WeightsByRole] = list(model.layers[begin:end])
-        held += [first] if begin == 0 else []
-        held += [last] if end == len(model.layers) else []
-        for parts in held:
+        held = [(parts, cache.heads) for parts, cache in zip(model.layers, model.caches, strict=True)][begin:end]
+        held += [(first, 0)] if begin == 0 else []
+        held += [(last, 0)] if end == len(model.layers) else []
+        for parts, kv_heads in held:
             for role, stored in parts.items():
                 part = _unpacked(role, stored, model, split)
-                # What sees and hears is the first rank's alone.
-                alone = role == "vision" and model.media
-                mine = part.bytes if alone else _mine(role, part, model, split)
+                mine = _mine(role, part, model, split, kv_heads)
                 rank.weights[role] = rank.weights.get(role, 0) + mine
-                rank.passing += -(-part.passing // (1 if role in WHOLE or alone else split.tensor))
+                rank.passing += -(-part.passing // (1 if role in (*WHOLE, VISION) else split.tensor))
                 rank.copies += mine + (-part.bytes // split.tensor) if _repeated(role, split) else 0
         drawn = sampled if end == len(model.layers) else 0
         if cpu:
@@ -160,10 +159,11 @@ def unpacked_roles(model: Model, split: Split) -> list[str]:
     return sorted({role for role, part in parts if _unpacked(role, part, model, split).bytes > part.bytes})
 
 
-def _mine(role: str, part: RoleWeights, model: Model, split: Split) -> int:
-    """Bytes of a part on the fullest rank of a stage."""
-    tensor, kv_heads = split.tensor, model.kv_heads
-    if role in WHOLE or (role == SHARED and split.travel):
+def _mine(role: str, part: RoleWeights, model: Model, split: Split, kv_heads: int) -> int:
+    """Bytes of a part on the fullest rank of a stage; ``kv_heads`` of its layer."""
+    tensor = split.tensor
+    # What sees and hears is the first rank's alone, whether its pictures and sounds are served or not.
+    if role in (*WHOLE, VISION) or (role == SHARED and split.travel):
         return part.bytes
     if role == EXPERTS and split.copies:
         return -(-part.bytes * (model.experts // tensor + split.copies) // model.experts)
@@ -200,6 +200,8 @@ def bound_on_cpus(model: Model, split: Split, tokens: int) -> int:
     # Of each choice: what enters and comes out, as it is and in the order of experts; gates and ups, cut off at limits.
     each = 4 * model.hidden + 7 * model.moe_inner // split.tensor
     mixture = item * model.chosen * each if model.experts else 0
+    # Beside experts another MLP of the same layer, whose result waits for theirs (Gemma 4).
+    mixture += item * model.hidden if any("mlp" in layer and EXPERTS in layer for layer in model.layers) else 0
     return tokens * 2 * item * model.hidden + tokens * max(attention, dense, mixture)
 
 

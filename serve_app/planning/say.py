@@ -39,6 +39,8 @@ def said(plan: Plan) -> str:
         lines += [f"  {name:{width}} {_size(size):>12}" for name, size in more]
         if rank.passing:
             lines.append(f"  {'until it is loaded':{width}} {_size(rank.passing):>12}  in the place of the cache")
+    if plan.unused_bytes:
+        lines += ["", f"unused           {_size(plan.unused_bytes):>12}  on ranks that neither see nor hear"]
     bounded = [cache for cache in model.caches if cache.bound]
     lines += [
         "",

@@ -13,7 +13,7 @@ from serve_app.catalog.records import ModelRecord
 from serve_app.models.loading.folder import packing_of
 from serve_app.models.loading.stored import keeps_codes, keeps_latents
 from serve_app.planning.cache import has_latents, layer_caches
-from serve_app.planning.described import Cuts, cuts_of, describe, encoded, full_config, states
+from serve_app.planning.described import Cuts, Described, cuts_of, encoded, full_config, states
 from serve_app.planning.formats import read_format
 from serve_app.planning.held import Held, as_held
 from serve_app.planning.model import Model, build
@@ -74,10 +74,12 @@ def plan_model(
         if not tensors:
             raise NoTensors(str(error)) from error
         stored_as = None  # the headers say what weights take
-    tensors = tensors or describe(config, full, stored_as)
-    dtype = held.dtype if held is not None else "bfloat16"
-    needs = states(config, full, dtype)
-    cuts = cuts_of(config, full, dtype) if needs is not None else Cuts()
+    described = Described(config, full, held.dtype if held is not None else "bfloat16")
+    tensors, left = described.read(tensors)
+    if not tensors or (held is not None and described.builds):
+        tensors = described.tensors(stored_as)
+    needs = states(described)
+    cuts = cuts_of(described) if needs is not None else Cuts()
     caches = layer_caches(
         full,
         item,
@@ -98,12 +100,13 @@ def plan_model(
         alone = {t.layer for t in tensors if t.makes_keys and (t.whole or t.below in cuts.joined)}
         caches = [cache.on_every_rank() if index in alone else cache for index, cache in enumerate(caches)]
     model = build(name, full, tensors, caches)
+    model.dropped += left
     if needs is not None:
         model.recurrence, model.undivided = (needs.fixed, needs.each), cuts.reason
     if held is not None and held.dtype == "float32":
         model.item = 4
     model.stored_as, model.wanted = stored_as if held is None else None, wanted
-    model.media = encoded(config, full, folder, dtype)
+    model.media = encoded(described, folder)
     return model
 
 

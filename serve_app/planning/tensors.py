@@ -14,9 +14,10 @@ _ITEM_BITS = {
     "F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U8": 8, "BOOL": 8,
     "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F4": 4, "U16": 16, "U32": 32, "U64": 64,
 }  # fmt: skip
+VISION = "vision"
 # The first that matches a name says what a tensor is for.
 ROLES = (
-    ("vision", r"(^|\.)(vision|visual|audio|image|multi_modal|multimodal|mm_projector)"),
+    (VISION, r"(^|\.)(vision|visual|audio|image|multi_modal|multimodal|mm_projector)"),
     ("norms", r"(norm|ln_\w+|layernorm)[^.]*(\.(weight|bias))?$"),
     ("experts", r"\.experts(\.|$)|\.block_sparse_moe\.(input|output)_linear\."),
     ("shared experts", r"shared_expert"),
@@ -52,10 +53,16 @@ class Tensor:
     bytes: int
     shape: tuple[int, ...] = ()
     whole: bool = False  # every rank of a stage has all of it, though others of its role are divided
+    aside: bool = False  # it is of what sees or hears, whatever it is called
+    # Of modules: what it is there: "linear" for a linear's weight, which is rounded and packed, "packed" for one that
+    # is packed alone, "other". "": files do not say.
+    kind: str = ""
     passing: int = 0  # bytes that it takes beside these until the model is loaded
 
     @property
     def role(self) -> str:
+        if self.aside:
+            return VISION
         if self.whole:
             return UNDIVIDED
         return next((role for role, pattern in _PATTERNS if pattern.search(self.name)), "others")
@@ -74,7 +81,7 @@ class Tensor:
     @property
     def layer(self) -> int | None:
         """The layer of the text model; None for what stands beside its layers."""
-        found = None if self.role == "vision" else _LAYER.search(self.name)
+        found = None if self.role == VISION else _LAYER.search(self.name)
         return int(found[1]) if found else None
 
 

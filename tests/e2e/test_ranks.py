@@ -5,70 +5,113 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import yaml
+from tokenizers import Tokenizer
 
 from serve_app.catalog.load import BUILT_IN, PROJECT_ROOT
 from serve_app.config import load_settings
+from tests import tiny
 from tests.e2e.beside import served_beside
-from tests.e2e.conftest import CHAT, eos_id
+from tests.e2e.conftest import eos_id
+from tests.variants import some
 from tests.waiting import wait_for
 
-pytestmark = pytest.mark.slow
-MODEL = "@cf/pico/ranks"
+PICO = PROJECT_ROOT / "checkpoints" / "pico-instruct"
 TOKENS = 160
+QUESTIONS = range(6)
+# How the two ranks of a decode worker share the model.
+WAYS = {
+    "tensor": {"tensor_parallel": 2},
+    "stages": {"pipeline_parallel": 2},
+    "experts": {"tensor_parallel": 2, "expert_parallel": 2},
+}
 
 
-def record() -> dict[str, Any]:
-    """The chat model: two decode workers of two ranks each, and a prefill worker of one process."""
+def record(way: str, weights: Path) -> dict[str, Any]:
+    """A chat model: two decode workers of two ranks each, and a prefill worker of one process."""
     found = yaml.safe_load((BUILT_IN / "pico-instruct.yaml").read_text())
     size = {"num_cpus": 0.25, "max_replicas": 1, "max_batch_tokens": 512, "max_num_seqs": 8, "cpu_threads": 1}
-    decode = {**size, "min_replicas": 2, "max_replicas": 2, "tensor_parallel": 2, "kv_cache_bytes": "64MiB"}
+    size["kv_cache_bytes"] = "64MiB"
+    decode = {**size, "min_replicas": 2, "max_replicas": 2, **WAYS[way]}
     for name in ("draft", "lora"):
         del found[name]
-    stages = {"decode": decode, "prefill": {**size, "kv_cache_bytes": "64MiB"}, "min_remote_prefill_tokens": 0}
-    weights = {"path": str(PROJECT_ROOT / "checkpoints" / "pico-instruct")}
-    return {**found, "id": MODEL, "weights": weights, "serving": {"local": stages}}
+    found["properties"]["context_window"] = 1024
+    stages = {"decode": decode, "prefill": size, "min_remote_prefill_tokens": 0}
+    return {**found, "id": f"@cf/pico/{way}", "weights": {"path": str(weights)}, "serving": {"local": stages}}
+
+
+def write_mixture(folder: Path) -> Path:
+    """A random mixture that reads and writes the chat model's tokens."""
+    tiny.write_checkpoint(folder, "mixtral", vocab_size=6144)
+    for file in PICO.glob("*token*.json"):
+        shutil.copy(file, folder / file.name)
+    return folder
+
+
+@dataclass(slots=True)
+class Served:
+    """A model behind a gateway, and what transformers answers with it."""
+
+    http: httpx.Client
+    model: str
+    right: list[str]
 
 
 @pytest.fixture(scope="module")
-def http(stack, tmp_path_factory):
-    home = tmp_path_factory.mktemp("ranks")
+def served(request, stack, tmp_path_factory):
+    way = request.param
+    home = tmp_path_factory.mktemp(way)
+    weights = write_mixture(home / "mixture") if way == "experts" else PICO
+    told = record(way, weights)
     (home / "models").mkdir()
-    (home / "models" / "ranks.yaml").write_text(yaml.safe_dump(record()))
-    settings = load_settings({"SERVE_APP_HOME": str(home), "SERVE_APP_MODELS": MODEL})
-    with served_beside(stack.url, settings, MODEL, "ranks") as client:
-        wait_for(lambda: len(groups(client)) == 2, 180, 0.5)
-        yield client
+    (home / "models" / "ranks.yaml").write_text(yaml.safe_dump(told))
+    settings = load_settings({"SERVE_APP_HOME": str(home), "SERVE_APP_MODELS": told["id"]})
+    with served_beside(stack.url, settings, told["id"], way) as client:
+        right = [answer_of(tiny.load_reference(weights), weights, question) for question in QUESTIONS]
+        found = Served(client, told["id"], right)
+        wait_for(lambda: len(groups(found)) == 2, 180, 0.5)
+        yield found
 
 
-def groups(http: httpx.Client) -> list[list[int]]:
+def answer_of(model: Any, weights: Path, question: int) -> str:
+    tokenizer = Tokenizer.from_file(str(weights / "tokenizer.json"))
+    prompt = tokenizer.encode(asked(question)).ids
+    tokens = tiny.reference_tokens(model, prompt, TOKENS, eos_token_id=None, suppress_tokens=[int(eos_id())])
+    return tokenizer.decode(tokens)
+
+
+def asked(question: int) -> str:
+    return f"Question {question}: what is a list for? " * 6
+
+
+def groups(served: Served) -> list[list[int]]:
     """Process ids of each decode worker, by rank; empty while some worker has nothing to tell."""
     with contextlib.suppress(httpx.HTTPError, KeyError, ValueError):
-        told = http.get("/v1/status").json()["models"][MODEL]
+        told = served.http.get("/v1/status").json()["models"][served.model]
         if not told["silent"] and len(told["routing"]["workers"]) == 3:
             found = [worker["ranks"] for worker in told["workers"] if worker["stage"] == "decode"]
             return sorted([rank["pid"] for rank in ranks] for ranks in found)
     return []
 
 
-def body(question: int) -> dict[str, Any]:
+def stream(served: Served, question: int, begun: threading.Semaphore | None = None) -> str:
     """Without its end-of-text token the model goes on until it is told to stop."""
-    return {
-        "model": MODEL, "prompt": f"Question {question}: what is a list for? " * 6, "temperature": 0,
-        "max_tokens": TOKENS, "logit_bias": {eos_id(): -100},
-    }  # fmt: skip
-
-
-def stream(http: httpx.Client, question: int, begun: threading.Semaphore | None = None) -> str:
     text, seen = "", 0
-    with http.stream("POST", "/v1/completions", json={**body(question), "stream": True}) as answer:
+    body = {
+        "model": served.model, "prompt": asked(question), "temperature": 0, "max_tokens": TOKENS,
+        "logit_bias": {eos_id(): -100}, "stream": True,
+    }  # fmt: skip
+    with served.http.stream("POST", "/v1/completions", json=body) as answer:
         assert answer.status_code == 200, answer.read()
         for line in answer.iter_lines():
             if line.startswith("data: {"):
@@ -89,29 +132,28 @@ def dead(pid: int) -> bool:
         return True
 
 
+@pytest.mark.parametrize("served", some(WAYS, "stages", "experts"), indirect=True)
 @pytest.mark.parametrize(
-    ("rank", "how"), [(0, signal.SIGKILL), (1, signal.SIGKILL), (1, signal.SIGSTOP)], ids=["0", "1", "1 is stopped"]
+    ("rank", "how"),
+    some([(0, signal.SIGKILL), (1, signal.SIGKILL), (1, signal.SIGSTOP)], (1, signal.SIGKILL), names=2),
+    ids=["0", "1", "1 is stopped"],
 )
-def test_a_rank_is_lost_under_load(stack, http, rank, how):
+def test_a_rank_is_lost_under_load(served, rank, how):
     """Its group ends whole and another takes its place; what it had in hand goes on elsewhere, token for token."""
-    questions = range(6)
-    with httpx.Client(base_url=stack.url, headers=stack.headers, timeout=120) as plain:
-        asked = [{**body(question), "model": CHAT} for question in questions]
-        right = [plain.post("/v1/completions", json=each).json()["choices"][0]["text"] for each in asked]
-    wait_for(lambda: len(groups(http)) == 2, 120, 0.5)
-    assert [stream(http, question) for question in questions] == right
-    before, begun = groups(http), threading.Semaphore(0)
-    with ThreadPoolExecutor(len(questions)) as clients:
-        answers = [clients.submit(stream, http, question, begun) for question in questions]
-        for _ in questions:
+    wait_for(lambda: len(groups(served)) == 2, 120, 0.5)
+    assert [stream(served, question) for question in QUESTIONS] == served.right
+    before, begun = groups(served), threading.Semaphore(0)
+    with ThreadPoolExecutor(len(QUESTIONS)) as clients:
+        answers = [clients.submit(stream, served, question, begun) for question in QUESTIONS]
+        for _ in QUESTIONS:
             assert begun.acquire(timeout=60)
         os.kill(before[0][rank], how)
-        assert [answer.result() for answer in answers] == right
+        assert [answer.result() for answer in answers] == served.right
     wait_for(lambda: all(dead(pid) for pid in before[0]), 60)
 
     def replaced() -> bool:
-        now = groups(http)
+        now = groups(served)
         return len(now) == 2 and before[1] in now and not {pid for pids in now for pid in pids} & set(before[0])
 
     wait_for(replaced, 120, 0.5)
-    assert [stream(http, question) for question in questions] == right
+    assert [stream(served, question) for question in QUESTIONS] == served.right

@@ -8,6 +8,12 @@ LARGE = {
     "@cf/qwen/qwen3-30b-a3b-fp8": "qwen3-30b-a3b-fp8",
     "@cf/zai-org/glm-4.7-flash": "glm-4.7-flash",
     "@cf/moonshotai/kimi-k2.5": "kimi-k2.5",
+    # Which are built as K2.5 is, as their authors say where they tell how to deploy them.
+    "@cf/moonshotai/kimi-k2.6": "kimi-k2.5",
+    "@cf/moonshotai/kimi-k2.7-code": "kimi-k2.5",
+    "@cf/nvidia/nemotron-3-120b-a12b": "nemotron-3-120b-a12b",
+    "@cf/deepseek-ai/deepseek-r1-distill-qwen-32b": "deepseek-r1-distill-qwen-32b",
+    "@cf/ibm-granite/granite-4.0-h-micro": "granite-4.0-h-micro",
     "@cf/mistralai/mistral-small-3.1-24b-instruct": "mistral-small-3.1-24b-instruct",
     "@cf/google/gemma-3-12b-it": "gemma-3-12b-it",
     "@cf/google/gemma-4-26b-a4b-it": "gemma-4-26b-a4b-it",

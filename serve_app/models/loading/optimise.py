@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from serve_app.kernels.linear.packed import pack_linears
+from serve_app.kernels.linear.packed import linear_bytes, pack_linears
+from serve_app.kernels.linear.panels import COMPACT_ABOVE_BYTES, PanelStore, panel_library
 from serve_app.models.adapters import bank_plug
 from serve_app.models.decoders import decoder_parts, device, fused_decoder
 from serve_app.models.linears import Plug, chained
@@ -44,15 +46,17 @@ class Differs(Exception):
 
 
 def optimise(
-    model: CausalModel, *, fp8: bool = False, fused: str = "", plug: Plug | None = None, outer: Plug | None = None
-) -> dict[str, Any]:
+    model: CausalModel, *, fp8: bool = False, fused: str = "", plug: Plug | None = None, outer: Plug | None = None,
+    aside: Iterable[nn.Module] = (),
+) -> dict[str, Any]:  # fmt: skip
     """Applies what pays on the model's device and returns a report for the log; with ``fp8`` the linears of the layers
     compute in float8, and a model whose layers can't is a ValueError. ``fused``: why the fused decoder can't be used.
     ``plug`` is asked for the linears of a fused decoder, and ``outer`` for what it and adapters make of them; where
-    transformers' forward stays, the caller sees to them.
+    transformers' forward stays, the caller sees to them. ``aside``: what sees and hears beside the decoder.
     Raises :class:`Differs`.
     """
     started = time.perf_counter()
+    size = linear_bytes(model.module)
     expected = probe(model, model.forward)
     report: dict[str, Any] = (
         {"transformers_forward": f"kept: {fused}"} if fused else _use_fused_decoder(model, expected, fp8, plug, outer)
@@ -61,8 +65,11 @@ def optimise(
         raise ValueError(
             f"the layers can't compute in float8 ({report['transformers_forward']}); set quantization: none"
         )
-    if "fused_decoder" not in report:
-        on_cpu = model.device.type == "cpu"
+    on_cpu = model.device.type == "cpu"
+    if "fused_decoder" in report:
+        if on_cpu:
+            _pack_aside(model, aside, size)
+    else:
         report.update(_replace_modules(model, expected) if on_cpu else _route_experts(model, expected))
     report["optimise_s"] = round(time.perf_counter() - started, 2)
     return report
@@ -133,9 +140,20 @@ def allowed_quantized(layers: int) -> float:
     return min(0.5, max(ALLOWED_QUANTIZED, QUANTIZED_PER_LAYER * layers**0.5))
 
 
+def _pack_aside(model: CausalModel, aside: Iterable[nn.Module], size: int) -> None:
+    """Packs what sees and hears beside a fused decoder, as where transformers' forward stays. ``size``: bytes of all of
+    the model's linears.
+    """
+    library = panel_library() if model.dtype == torch.bfloat16 else None
+    for child in aside:
+        store = None
+        if library is not None:
+            store = PanelStore(library, linear_bytes(child), compact=size > COMPACT_ABOVE_BYTES)
+        pack_linears(child, store=store)
+    model.agree(True)  # rank 0 alone has any, and takes its time
+
+
 def _replace_modules(model: CausalModel, expected: Tensor) -> dict[str, Any]:
-    from serve_app.kernels.linear.packed import linear_bytes
-    from serve_app.kernels.linear.panels import PanelStore, panel_library
     from serve_app.kernels.norm import replace_rms_norms
 
     library = panel_library() if model.dtype == torch.bfloat16 else None
