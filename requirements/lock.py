@@ -1,8 +1,8 @@
-"""Regenerates lock.txt (runtime) and dev-lock.txt (only what tests and lint add) with pip-compile, hashes
-included.
+"""Regenerates lock.txt (runtime), s3.txt (what the image adds for files on S3) and dev-lock.txt (only what tests and
+lint add to the runtime) with pip-compile, hashes included.
 
-Run by `make lock`. Both files come out of one resolution, so that the development tools never move a runtime
-version; the entries are then dealt to the two files by what the runtime alone needs.
+Run by `make lock`. All of them come out of one resolution, so that the development tools never move a runtime
+version; the entries are then dealt to the files by what the runtime alone needs.
 
 One lock is for all Pythons and platforms: pip-compile writes the hashes of all files of a version, whoever asks, and
 resolves for the Python that runs it. That has to be the oldest, whose newest versions the others can install as well.
@@ -75,7 +75,9 @@ def main() -> None:
         pins.write("\n".join(block.split(" ", 1)[0] for block in everything.values()))
         pins.flush()
         needed = compile_lock([HERE / "runtime.in"], "--constraint", pins.name)
+        with_s3 = compile_lock([HERE / "runtime.in", HERE / "s3.in"], "--constraint", pins.name)
     write("lock.txt", "runtime.in", {key: everything[key] for key in needed})
+    write("s3.txt", "s3.in", {key: everything[key] for key in with_s3 if key not in needed})
     write("dev-lock.txt", "dev.in", {key: text for key, text in everything.items() if key not in needed})
 
 

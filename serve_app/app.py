@@ -92,6 +92,10 @@ def gateway_application(settings: Settings, replicas: tuple[int, int] | None = N
         peers=settings.peers,
     )
     options = {"autoscaling_config": autoscaling, "max_ongoing_requests": MAX_ONGOING}
+    if settings.several_nodes:
+        # A gateway that leaves holds connections of clients, which nobody can take over; Serve's default is 20 s. One
+        # machine goes down as a whole.
+        options["graceful_shutdown_timeout_s"] = settings.request_timeout_s
     gateway = Gateway.options(**options, ray_actor_options={"num_cpus": 0.25})  # type: ignore[attr-defined]
     # A runner bounds its requests itself, by what workers have room for.
     # What deploys models needs nothing secret of them.

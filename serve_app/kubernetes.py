@@ -3,8 +3,8 @@
 One ``RayService`` of KubeRay (1.5 or later) with the Serve config of the profile, and what belongs to it: a network
 policy and two disruption budgets. Secrets are named, never printed. A test compares the manifest with KubeRay's schema.
 
-Fields: https://github.com/ray-project/kuberay, ray-operator/apis/ray/v1. KubeRay gives each Ray container its probes,
-and takes workers out of the service whose HAProxy does not answer.
+Fields: https://github.com/ray-project/kuberay, ray-operator/apis/ray/v1. KubeRay writes the command of each Ray
+container, and the probes that it has not.
 """
 
 from __future__ import annotations
@@ -53,9 +53,13 @@ class Nodes:
 
 
 HEAD = Nodes("head", 1, 1, cpus=2, memory=8, shared=2)
-# Gateways, encoders on CPUs, batches.
-CPU_NODES = Nodes("cpu", 1, 8, cpus=8, memory=32, shared=4)
+# Gateways, encoders on CPUs, batches. Two, so that one may be evicted.
+CPU_NODES = Nodes("cpu", 2, 8, cpus=8, memory=32, shared=4)
 GPU_NODES = Nodes("gpu", 0, 8, cpus=8, memory=96, shared=48, gpus=1)
+# Not `name`: KubeRay's head service looks for its own value there (BuildHeadServiceForRayService in common/service.go).
+OURS = {"app.kubernetes.io/part-of": NAME}
+# Seconds that a pod has to end after it has drained.
+LAST_S = 60
 
 
 def manifest(settings: Settings, catalog: Catalog, image: str, redis: str | None = None) -> list[dict[str, Any]]:
@@ -83,7 +87,7 @@ def manifest(settings: Settings, catalog: Catalog, image: str, redis: str | None
                 "dashboard-host": "0.0.0.0",
                 **_start(HEAD),
             },
-            "template": _pod(HEAD, image, settings.port),
+            "template": _pod(HEAD, image, settings),
         },
         "workerGroupSpecs": [
             {
@@ -92,7 +96,7 @@ def manifest(settings: Settings, catalog: Catalog, image: str, redis: str | None
                 "minReplicas": kind.least,
                 "maxReplicas": kind.most,
                 "rayStartParams": _start(kind),
-                "template": _pod(kind, image, settings.port),
+                "template": _pod(kind, image, settings),
             }
             for kind in kinds
         ],
@@ -100,6 +104,10 @@ def manifest(settings: Settings, catalog: Catalog, image: str, redis: str | None
     if redis:
         password = {"valueFrom": {"secretKeyRef": {"name": f"{NAME}-redis", "key": "password"}}}
         cluster["gcsFaultToleranceOptions"] = {"redisAddress": redis, "redisPassword": password}
+    serve = deploy_config(settings, catalog)
+    if settings.is_loopback:
+        # Of a pod, which nothing but the pod reaches.
+        serve["http_options"]["host"] = "0.0.0.0"
     service = {
         "apiVersion": "ray.io/v1",
         "kind": "RayService",
@@ -107,12 +115,15 @@ def manifest(settings: Settings, catalog: Catalog, image: str, redis: str | None
         "spec": {
             # The old cluster ends this long after the new one has taken over: as long as a request may take.
             "rayClusterDeletionDelaySeconds": int(settings.request_timeout_s),
-            "serveConfigV2": yaml.safe_dump(deploy_config(settings, catalog), sort_keys=False, width=120),
+            "serveConfigV2": yaml.safe_dump(serve, sort_keys=False, width=120),
             "rayClusterConfig": cluster,
         },
     }
-    # Without a Redis a lost head is a lost cluster: nobody evicts it unasked.
-    return [_network_policy(settings.port), _budget("head", 1 if redis else 0), _budget("worker", 1), service]
+    budgets = [_budget(CPU_NODES, CPU_NODES.least - 1)]
+    if not redis:
+        # A lost head is a lost cluster: nobody evicts it unasked, nor one of the two that there are during an upgrade.
+        budgets.insert(0, _budget(HEAD, 2))
+    return [_network_policy(settings.port), *budgets, service]
 
 
 def render(settings: Settings, catalog: Catalog, image: str, redis: str | None = None) -> str:
@@ -154,6 +165,7 @@ def _container_security() -> dict[str, Any]:
         "readOnlyRootFilesystem": True,
         "runAsNonRoot": True,
         "runAsUser": USER,
+        "runAsGroup": USER,
     }
 
 
@@ -162,7 +174,7 @@ def _secret(variable: str, key: str, optional: bool = False) -> dict[str, Any]:
     return {"name": variable, "valueFrom": {"secretKeyRef": reference}}
 
 
-def _environment() -> list[dict[str, Any]]:
+def _environment(drain_s: int) -> list[dict[str, Any]]:
     values = {
         **serving_env(),
         **haproxy_files(Path(STATE) / "ha"),
@@ -172,14 +184,19 @@ def _environment() -> list[dict[str, Any]]:
         "HF_HOME": f"{STATE}/weights",
         "TRITON_CACHE_DIR": f"{STATE}/triton",
         "TORCHINDUCTOR_CACHE_DIR": f"{STATE}/inductor",
+        # After SIGTERM: other nodes get the replicas first, and requests end. Idle nodes leave at once.
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(drain_s),
     }
     given = [_secret("SERVE_APP_API_KEY", "api-key"), _secret("SERVE_APP_DATABASE", "database")]
     given += [_secret("SERVE_APP_FILES", "files", optional=True), _secret("HF_TOKEN", "hf-token", optional=True)]
     return [{"name": name, "value": value} for name, value in values.items()] + given
 
 
-def _pod(kind: Nodes, image: str, port: int) -> dict[str, Any]:
+def _pod(kind: Nodes, image: str, settings: Settings) -> dict[str, Any]:
     role = "head" if kind is HEAD else "worker"
+    # A worker's requests may take as long as that; nobody takes over from a head.
+    drain_s = 10 if kind is HEAD else int(settings.request_timeout_s)
+    labels = _labels(kind)
     mounts = [
         {"name": "state", "mountPath": STATE},
         {"name": "tmp", "mountPath": "/tmp"},
@@ -189,28 +206,40 @@ def _pod(kind: Nodes, image: str, port: int) -> dict[str, Any]:
     limits: dict[str, Any] = {"memory": f"{kind.memory}Gi"}
     if kind.gpus:
         requests["nvidia.com/gpu"] = limits["nvidia.com/gpu"] = str(kind.gpus)
-    container = {
+    container: dict[str, Any] = {
         "name": f"ray-{role}",
         "image": image,
-        "env": _environment(),
+        "env": _environment(drain_s),
         "envFrom": [{"secretRef": {"name": f"{NAME}-s3", "optional": True}}],
-        "ports": [{"name": "serve", "containerPort": port}],
+        "ports": [{"name": "serve", "containerPort": settings.port}],
         "resources": {"requests": requests, "limits": limits},
         "securityContext": _container_security(),
         "volumeMounts": mounts,
     }
+    if kind is not HEAD:
+        # KubeRay's own runs a shell and two clients in the container, and takes a busy node out after 2 s.
+        container["readinessProbe"] = {
+            "httpGet": {"path": "/-/healthz", "port": "serve"},
+            "initialDelaySeconds": 10,
+            "periodSeconds": 5,
+            "timeoutSeconds": 5,
+            "failureThreshold": 2,
+        }
     # Where only this user may look: HAProxy's sockets, Ray's, and keys.
     made = {
         "name": "folders",
         "image": image,
         "command": ["install", "-d", "-m", "700", *(f"{STATE}/{name}" for name in ("ha", "ray", "user", "weights"))],
+        "resources": {"requests": {"cpu": "100m", "memory": "64Mi"}, "limits": {"memory": "64Mi"}},
         "securityContext": _container_security(),
         "volumeMounts": mounts[:1],
     }
     spec: dict[str, Any] = {
         "automountServiceAccountToken": role == "head",  # the autoscaler asks for pods
+        # Kubernetes' own first process takes processes that have ended; `ray start` would leave some at each reload.
+        "shareProcessNamespace": True,
         "securityContext": {"fsGroup": USER, "seccompProfile": {"type": "RuntimeDefault"}},
-        "terminationGracePeriodSeconds": 120,
+        "terminationGracePeriodSeconds": drain_s + LAST_S,
         "initContainers": [made],
         "containers": [container],
         "volumes": [
@@ -219,14 +248,28 @@ def _pod(kind: Nodes, image: str, port: int) -> dict[str, Any]:
             {"name": "shared", "emptyDir": {"medium": "Memory", "sizeLimit": f"{kind.shared + 1}Gi"}},
         ],
     }
+    if kind is not HEAD:
+        spec["topologySpreadConstraints"] = [
+            {
+                "maxSkew": 1,
+                "topologyKey": key,
+                "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": {"matchLabels": labels},
+            }
+            for key in ("topology.kubernetes.io/zone", "kubernetes.io/hostname")
+        ]
     if kind.gpus:
         spec["tolerations"] = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
-    return {"metadata": {"labels": {"app.kubernetes.io/name": NAME, "app.kubernetes.io/component": role}}, "spec": spec}
+    return {"metadata": {"labels": labels}, "spec": spec}
+
+
+def _labels(kind: Nodes) -> dict[str, str]:
+    return {**OURS, "app.kubernetes.io/component": kind.name}
 
 
 def _network_policy(port: int) -> dict[str, Any]:
     """The API's port for everybody, the head's dashboard for KubeRay's operator, everything between our own pods."""
-    ours = {"podSelector": {"matchLabels": {"app.kubernetes.io/name": NAME}}}
+    ours = {"podSelector": {"matchLabels": OURS}}
     operator = {"namespaceSelector": {}, "podSelector": {"matchLabels": {"app.kubernetes.io/name": "kuberay-operator"}}}
     return {
         "apiVersion": "networking.k8s.io/v1",
@@ -244,11 +287,13 @@ def _network_policy(port: int) -> dict[str, Any]:
     }
 
 
-def _budget(component: str, away: int) -> dict[str, Any]:
-    labels = {"app.kubernetes.io/name": NAME, "app.kubernetes.io/component": component}
+def _budget(kind: Nodes, least: int) -> dict[str, Any]:
+    """Not `maxUnavailable`, which needs a controller that has a scale: a RayCluster has none, so that every eviction
+    would be refused (https://github.com/ray-project/kuberay/issues/2662).
+    """
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": {"name": f"{NAME}-{component}"},
-        "spec": {"maxUnavailable": away, "selector": {"matchLabels": labels}},
+        "metadata": {"name": f"{NAME}-{kind.name}"},
+        "spec": {"minAvailable": least, "selector": {"matchLabels": _labels(kind)}},
     }

@@ -17,6 +17,7 @@ import ray
 from serve_app import logs
 from serve_app.kv.chunk import ChunkMeta
 from serve_app.kv.directory_table import PARTS, DirectoryTable, chunk_names
+from serve_app.ray_private.node_actors import HEAD
 
 log = logging.getLogger(__name__)
 
@@ -107,6 +108,8 @@ def get_or_create_directory() -> Any:
         num_cpus=0,
         max_restarts=-1,
         max_concurrency=THREADS,
+        # On the head, which stays: a node with an actor on it is never given back, and would never have drained.
+        resources={HEAD: 0.001},
     )
     return actor.remote()
 

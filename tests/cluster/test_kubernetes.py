@@ -1,4 +1,6 @@
-"""The manifest for Kubernetes: what KubeRay's schema accepts, what pods get, what they may not do; and their image."""
+"""The manifest for Kubernetes: what its and KubeRay's schemas accept, what pods get, and what they may not do. Their
+image is tested in `test_dockerfile.py`, both together in `test_container.py`.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import copy
 import gzip
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,8 @@ from serve_app.ray_private import environment as env
 from serve_app.ray_private.haproxy import SCRIPT, haproxy_files
 
 ROOT = Path(__file__).resolve().parents[2]
-SCHEMA = Path(__file__).with_name("kuberay") / "rayservice-v1.7.0.json.gz"
+SCHEMAS = Path(__file__).with_name("kuberay")
+GROUPS = {"networking.k8s.io/v1": "networking.v1", "policy/v1": "policy.v1"}
 ASKED = ["config", "gpu", "--models", "@cf/qwen/qwen3-0.6b", "--kubernetes", "registry.example/serve-app:1"]
 
 
@@ -64,6 +68,8 @@ def strict(schema: Any) -> Any:
     made = {key: strict(value) for key, value in schema.items()}
     if made.get("x-kubernetes-int-or-string"):
         return {"type": ["integer", "string"]}
+    if made.get("format") == "int-or-string":
+        return {"type": ["integer", "string"]}
     if isinstance(made.get("properties"), dict) and not made.get("x-kubernetes-preserve-unknown-fields"):
         # `apiVersion`, `kind` and `metadata` of the object itself are described elsewhere.
         made.setdefault("additionalProperties", False)
@@ -76,7 +82,23 @@ def strict(schema: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def checker() -> jsonschema.Draft202012Validator:
-    return jsonschema.Draft202012Validator(strict(json.loads(gzip.decompress(SCHEMA.read_bytes()))))
+    return jsonschema.Draft202012Validator(strict(schema("rayservice-v1.7.0")))
+
+
+def schema(name: str) -> Any:
+    return json.loads(gzip.decompress((SCHEMAS / f"{name}.json.gz").read_bytes()))
+
+
+@pytest.fixture(scope="module")
+def kubernetes_accepts() -> Callable[[str, dict[str, Any]], list[str]]:
+    """What Kubernetes says against an object, by the name of its definition."""
+    definitions = strict(schema("kubernetes-v1.36"))["definitions"]
+
+    def check(name: str, given: dict[str, Any]) -> list[str]:
+        whole = {"$ref": f"#/definitions/io.k8s.api.{name}", "definitions": definitions}
+        return problems(jsonschema.Draft202012Validator(whole), given)
+
+    return check
 
 
 def problems(checker: jsonschema.Draft202012Validator, service: dict[str, Any]) -> list[str]:
@@ -87,6 +109,48 @@ def test_kuberay_accepts_it_and_ignores_nothing(
     service: dict[str, Any], checker: jsonschema.Draft202012Validator
 ) -> None:
     assert problems(checker, service) == []
+
+
+def test_kubernetes_accepts_the_rest_and_ignores_nothing(
+    objects: dict[tuple[str, str], dict[str, Any]], kubernetes_accepts: Callable[[str, dict[str, Any]], list[str]]
+) -> None:
+    others = [each for (kind, _), each in objects.items() if kind != "RayService"]
+    assert {each["kind"] for each in others} == {"NetworkPolicy", "PodDisruptionBudget"}
+    for each in others:
+        assert kubernetes_accepts(f"{GROUPS[each['apiVersion']]}.{each['kind']}", each) == []
+    # KubeRay's schema says nothing of a pod's labels.
+    for pod in pods(objects["RayService", "serve-app"]):
+        assert kubernetes_accepts("core.v1.PodTemplateSpec", pod) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "where", "value"),
+    [
+        ("NetworkPolicy", ("spec", "ingres"), []),
+        ("NetworkPolicy", ("spec", "ingress", 0, "ports", 0, "number"), 8000),
+        ("NetworkPolicy", ("spec", "podSelector", "matchLabels", "a"), 1),
+        ("NetworkPolicy", ("metadata", "label"), {}),
+        ("PodDisruptionBudget", ("spec", "minAvailable"), None),
+        ("PodDisruptionBudget", ("spec", "selector", "matchLabel"), {}),
+    ],
+)
+def test_kubernetes_refuses_mistakes_in_it(
+    objects: dict[tuple[str, str], dict[str, Any]],
+    kubernetes_accepts: Callable[[str, dict[str, Any]], list[str]],
+    kind: str,
+    where: tuple[Any, ...],
+    value: Any,
+) -> None:
+    wrong = copy.deepcopy(next(each for (found, _), each in objects.items() if found == kind))
+    put(wrong, where, value)
+    assert kubernetes_accepts(f"{GROUPS[wrong['apiVersion']]}.{kind}", wrong)
+
+
+def put(given: dict[str, Any], where: tuple[Any, ...], value: Any) -> None:
+    place = given
+    for key in where[:-1]:
+        place = place[key]
+    place[where[-1]] = value
 
 
 @pytest.mark.parametrize(
@@ -101,10 +165,7 @@ def test_kuberay_refuses_mistakes_in_it(
     service: dict[str, Any], checker: jsonschema.Draft202012Validator, where: tuple[Any, ...], value: Any
 ) -> None:
     wrong = copy.deepcopy(service)
-    place = wrong
-    for key in where[:-1]:
-        place = place[key]
-    place[where[-1]] = value
+    put(wrong, where, value)
     assert problems(checker, wrong)
 
 
@@ -133,7 +194,15 @@ def test_no_pod_may_do_more_than_it_needs(service: dict[str, Any]) -> None:
         for container in [*pod["spec"]["containers"], *pod["spec"]["initContainers"]]:
             allowed = container["securityContext"]
             assert allowed["runAsNonRoot"] and allowed["readOnlyRootFilesystem"] and allowed["runAsUser"] == 1000
+            # Left out, it is root's group.
+            assert allowed["runAsGroup"] == 1000
             assert allowed["capabilities"] == {"drop": ["ALL"]} and not allowed["allowPrivilegeEscalation"]
+        assert pod["spec"]["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        # Else `ray start` is the first process, and takes none of those that have ended.
+        assert pod["spec"]["shareProcessNamespace"]
+        for container in (*pod["spec"]["containers"], *pod["spec"]["initContainers"]):
+            # A namespace with a quota refuses pods of which a container says nothing.
+            assert container["resources"]["requests"].keys() == container["resources"]["limits"].keys() | {"cpu"}
     head, *workers = pods(service)
     assert head["spec"]["automountServiceAccountToken"]
     assert not any(worker["spec"]["automountServiceAccountToken"] for worker in workers)
@@ -165,20 +234,72 @@ def test_only_the_api_is_open_to_others(objects: dict[tuple[str, str], dict[str,
         assert labels.items() <= pod["metadata"]["labels"].items()
 
 
-def test_the_head_is_evicted_only_where_a_redis_remembers(
+def test_evictions_leave_a_worker_and_the_head_unless_a_redis_remembers(
     objects: dict[tuple[str, str], dict[str, Any]],
     capsys: pytest.CaptureFixture[str],
     checker: jsonschema.Draft202012Validator,
 ) -> None:
-    assert objects["PodDisruptionBudget", "serve-app-head"]["spec"]["maxUnavailable"] == 0
+    budgets = {name: each["spec"] for (kind, name), each in objects.items() if kind == "PodDisruptionBudget"}
+    # A RayCluster has no scale, without which `maxUnavailable` allows nothing.
+    assert all(set(budget) == {"minAvailable", "selector"} for budget in budgets.values())
+    assert all(isinstance(budget["minAvailable"], int) for budget in budgets.values())
+    service = objects["RayService", "serve-app"]
+    least = {"head": 1} | {
+        group["groupName"]: group["minReplicas"] for group in service["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    }
+    labelled = {pod["metadata"]["labels"]["app.kubernetes.io/component"]: pod for pod in pods(service)}
+    for name, budget in budgets.items():
+        kind = name.removeprefix("serve-app-")
+        assert budget["selector"]["matchLabels"].items() <= labelled[kind]["metadata"]["labels"].items()
+        assert (budget["minAvailable"] < least[kind]) == (kind != "head")
+    assert set(budgets) == {"serve-app-head", "serve-app-cpu"}
     with_redis = {
         each["kind"] + each["metadata"]["name"]: each
         for each in yaml.safe_load_all(printed(capsys, "--redis", "redis:6379"))
     }
-    assert with_redis["PodDisruptionBudgetserve-app-head"]["spec"]["maxUnavailable"] == 1
+    assert "PodDisruptionBudgetserve-app-head" not in with_redis and "PodDisruptionBudgetserve-app-cpu" in with_redis
     service = with_redis["RayServiceserve-app"]
     assert service["spec"]["rayClusterConfig"]["gcsFaultToleranceOptions"]["redisAddress"] == "redis:6379"
     assert problems(checker, service) == []
+
+
+def test_a_worker_drains_for_as_long_as_a_request_may_take(service: dict[str, Any]) -> None:
+    head, *workers = pods(service)
+    for pod in (head, *workers):
+        [container] = pod["spec"]["containers"]
+        [drain] = [v["value"] for v in container["env"] if v["name"] == "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"]
+        # Then Ray ends what is left, for which it needs some seconds.
+        assert pod["spec"]["terminationGracePeriodSeconds"] >= float(drain) + 30
+        assert (float(drain) >= load_settings(profile="gpu").request_timeout_s) == (pod is not head)
+
+
+def test_kuberays_services_find_our_pods(service: dict[str, Any]) -> None:
+    """It gives pods labels of its own and looks for them; ours come after, and must leave them alone."""
+    for pod in pods(service):
+        labels = pod["metadata"]["labels"]
+        assert not {"app.kubernetes.io/name", "app.kubernetes.io/created-by"} & labels.keys()
+        assert not any(name.startswith("ray.io/") for name in labels)
+        assert {"name": "serve", "containerPort": 8000} in pod["spec"]["containers"][0]["ports"]
+
+
+def test_workers_are_spread_and_out_of_the_service_while_their_proxy_does_not_answer(service: dict[str, Any]) -> None:
+    head, *workers = pods(service)
+    assert "readinessProbe" not in head["spec"]["containers"][0]
+    for pod in workers:
+        probe = pod["spec"]["containers"][0]["readinessProbe"]
+        assert probe["httpGet"] == {"path": "/-/healthz", "port": "serve"}
+        keys = {each["topologyKey"] for each in pod["spec"]["topologySpreadConstraints"]}
+        assert keys == {"kubernetes.io/hostname", "topology.kubernetes.io/zone"}
+        for each in pod["spec"]["topologySpreadConstraints"]:
+            assert each["labelSelector"]["matchLabels"] == pod["metadata"]["labels"]
+
+
+@pytest.mark.parametrize("profile", ["local", "gpu"])
+def test_others_than_the_pod_reach_the_api(profile: str) -> None:
+    from serve_app.catalog.load import load_catalog
+
+    [*_, service] = kubernetes.manifest(load_settings(profile=profile), load_catalog(), "image")
+    assert yaml.safe_load(service["spec"]["serveConfigV2"])["http_options"]["host"] == "0.0.0.0"
 
 
 def test_the_local_profile_asks_for_no_gpu() -> None:
@@ -187,14 +308,3 @@ def test_the_local_profile_asks_for_no_gpu() -> None:
     settings = load_settings(profile="local")
     text = kubernetes.render(settings, load_catalog(), "image")
     assert "nvidia.com/gpu" not in text
-
-
-def test_the_image_is_built_from_the_lock_and_runs_as_nobody() -> None:
-    text = (ROOT / "Dockerfile").read_text()
-    assert f"WORKDIR {kubernetes.PROJECT}\n" in text and f"\nUSER {kubernetes.USER}\n" in text
-    assert "--require-hashes -r requirements/lock.txt" in text and "-r requirements/torch.txt" in text
-    assert text.rindex("USER ") > text.rindex("RUN ")
-    assert "wget" in text, "KubeRay's probes call it"
-    ignored = (ROOT / ".dockerignore").read_text().split()
-    assert {".git", ".venv", "**/__pycache__"} <= set(ignored)
-    assert not {"checkpoints", "serve_app", "deployments", "requirements", "training"} & set(ignored)
