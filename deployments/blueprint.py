@@ -85,6 +85,7 @@ class Blueprint:
             "max_batch_tokens": size.max_batch_tokens,
             "itl_s": self.profile.targets.itl_s,
             "max_num_seqs": size.max_num_seqs,
+            "cuda_graphs": size.cuda_graphs,
             "tensor_parallel": size.tensor_parallel,
             "pipeline_parallel": size.pipeline_parallel,
             "expert_parallel": size.expert_parallel,

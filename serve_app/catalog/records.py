@@ -130,6 +130,7 @@ class Stage(Record):
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
     max_batch_tokens: int = Field(default=2048, ge=32)  # token budget of one engine step
     max_num_seqs: int = Field(default=32, ge=1)
+    cuda_graphs: bool = True  # on a GPU, of steps that generate
     # Processes of one worker: so many divide each layer, and so many stages divide the layers. kv_cache_bytes and
     # num_gpus are each process's. expert_parallel: of those that divide a layer, such that hold whole experts;
     # expert_dispatch: whether rows travel to these; expert_copies: of hot ones, beyond each rank's share.

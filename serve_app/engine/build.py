@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -109,6 +109,18 @@ def known_tokens(model: CausalModel) -> int:
     return getattr(table, "num_embeddings", model.vocab_size)
 
 
+def record_steps(runner: Runner, max_num_seqs: int, max_model_len: int) -> None:
+    """Has steps of answers recorded as graphs, on all ranks of a worker that has several."""
+    forward: Any = runner.forward
+    of_ranks = getattr(forward, "with_graphs", None)
+    if of_ranks is None:
+        graphs = DecodeGraphs(forward, runner.kv, max_num_seqs=max_num_seqs, max_model_len=max_model_len)
+    else:
+        graphs = of_ranks(runner.kv, max_num_seqs, max_model_len)
+    if graphs is not None:
+        runner.forward, runner.prepare, runner.between_steps = graphs, graphs.prepare, graphs.prepare_when_due
+
+
 def engine_over(runner: Runner, scheduler: Scheduler, *, under_way: int = 0, ahead: bool = False) -> Engine:
     """``under_way``: see :class:`EngineLimits`; ``ahead``: on a device that runs beside the host."""
     stages = getattr(runner.forward, "stages", 1)
@@ -144,11 +156,7 @@ def build_engine(model: CausalModel, limits: EngineLimits, wire: Callable[[Engin
     # layers with states together.
     fixed = model.extend_at is None and not slots and model.device.type == "cuda"
     if limits.graphs and fixed and reads_lengths_on_device(model.device):
-        graphs = DecodeGraphs(
-            model.forward, runner.kv, max_num_seqs=limits.max_num_seqs, max_model_len=scheduler.max_model_len
-        )
-        runner.forward, runner.prepare = graphs, graphs.prepare
-        runner.between_steps = graphs.prepare_when_due
+        record_steps(runner, limits.max_num_seqs, scheduler.max_model_len)
     engine = engine_over(runner, scheduler, under_way=limits.under_way, ahead=limits.overlap and fixed)
     engine.rules = model.rules
     engine.vocab_size = known_tokens(model)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from serve_app.engine.gpu.graphs import DecodeGraphs
 from serve_app.engine.host_copy import HostCopy
 from serve_app.engine.kv_cache import KVCache
 from serve_app.engine.parted import Held, needs, put_parts, take_part
@@ -19,6 +20,7 @@ from serve_app.engine.runner import Forward
 from serve_app.engine.states import BatchStates, Rows
 from serve_app.engine.step import Batch, Capture, InputEmbeddings
 from serve_app.parallel.cache import CacheShard, of_whole
+from serve_app.parallel.graphs import LedGraphs, can_record, graphs_of, record
 from serve_app.parallel.group import Group
 from serve_app.parallel.life import Work
 from serve_app.parallel.link import Follower, Leader
@@ -33,7 +35,9 @@ from serve_app.wire.ranks import (
     RankDrop,
     RankExport,
     RankGo,
+    RankGraphs,
     RankMeeting,
+    RankRecord,
     RankRows,
     RankStateIn,
     RankStateOut,
@@ -67,6 +71,14 @@ class LedForward:
         self.work = Work()
         # How many passes can be under way.
         self.stages = shared.group.place.pipeline
+        self.graphs: LedGraphs | None = None
+
+    def with_graphs(self, kv: KVCache, max_num_seqs: int, max_model_len: int) -> LedGraphs | None:
+        """What an engine is given in place of this, if ranks can record steps."""
+        if can_record(self._shared.group.place):
+            said = RankGraphs(max_num_seqs, max_model_len)
+            self.graphs = LedGraphs(self, self._shared.local, kv, self._leader, said)
+        return self.graphs
 
     def __call__(self, batch: Batch) -> Tensor:
         """Logits float32 [S, vocab] of ``batch.sample_rows``."""
@@ -76,24 +88,29 @@ class LedForward:
         """Begins a pass, and gives what waits for its logits: in the order of passes, once or more often."""
         group, widths, states = self._shared.group, self._shared.widths, self._shared.states
         assert states is not None
-        with self._counted():
+        with self.counted():
             began = time.perf_counter()
-            self._leader.tell(describe(batch))
+            graph = self.graphs.own.choose(batch) if self.graphs is not None else 0
+            self._leader.tell(describe(batch, graph))
             self.telling_s += time.perf_counter() - began
             with self.work.counted():
-                logits = states.compute(self._shared.local, batch)
+                if self.graphs is not None and graph:
+                    logits = self.graphs.own.replay(batch, graph)
+                else:
+                    logits = states.compute(self._shared.local, batch)
             complete = states.collecting(batch)
             coming = group.collecting(logits, len(batch.sample_rows), widths)
 
         def found() -> Tensor:
-            with self._counted():
+            with self.counted():
                 complete()
                 return coming()
 
         return found
 
     @contextmanager
-    def _counted(self) -> Iterator[None]:
+    def counted(self) -> Iterator[None]:
+        """What is done inside is done by all ranks or ends the worker."""
         began = time.perf_counter()
         try:
             yield
@@ -104,8 +121,8 @@ class LedForward:
             self.seconds += time.perf_counter() - began
 
 
-def describe(batch: Batch) -> RankStep:
-    """A batch as a message."""
+def describe(batch: Batch, graph: int = 0) -> RankStep:
+    """A batch as a message; ``graph``: the size of the one that computes it."""
     rows = values = b""
     if batch.embeddings is not None:
         rows = _bytes(batch.embeddings.rows)
@@ -117,7 +134,7 @@ def describe(batch: Batch) -> RankStep:
         b"" if batch.extended is None else _bytes(batch.extended), rows, values,
         b"" if batch.ends is None else _bytes(batch.ends), b"" if batch.adapters is None else _bytes(batch.adapters),
         b"" if batch.axes is None else _bytes(batch.axes), () if batch.capture is None else batch.capture.layers,
-        None if batch.states is None else tuple(_row(rows) for rows in batch.states.rows),
+        None if batch.states is None else tuple(_row(rows) for rows in batch.states.rows), graph,
     )  # fmt: skip
 
 
@@ -185,14 +202,23 @@ def follow(
     runs: list[Held] = []
     owned: list[Held] = []
     whole = Part(())
+    graphs: DecodeGraphs | None = None
     kv = own.shape.allocate(1, device)
     while (said := link.next()) is not None:
         if isinstance(said, RankStep):
             batch = understand(said, kv, dtype)
             with link.work.counted():
-                logits = states.compute(shared.local, batch)
+                if said.graph and graphs is not None:
+                    # The next one writes to its logits, which may still be on their way.
+                    logits = graphs.replay(batch, said.graph).clone()
+                else:
+                    logits = states.compute(shared.local, batch)
             states.send(batch)
             group.collect(logits, len(said.sample_rows) // 8, shared.widths)
+        elif isinstance(said, RankGraphs):
+            graphs = graphs_of(shared.local, kv, said)
+        elif isinstance(said, RankRecord) and graphs is not None:
+            record(graphs, said, link)
         elif isinstance(said, RankExport) and owned:
             data = take_part(kv, owned, _blocks(said.blocks))
             shelf.give(said.chunk_id, data.numel(), HostCopy(data))

@@ -161,6 +161,23 @@ class RankStep(Message, tag="rank-step:5", frozen=True):
     axes: bytes = b""  # int64, three a token
     captured: tuple[int, ...] = ()  # layers whose hidden states rank 0 wants
     states: tuple[RankRows, ...] | None = None
+    graph: int = 0  # the size of the graph that computes it
+
+
+class RankGraphs(Message, tag="rank-graphs:1", frozen=True):
+    """Rank 0 -> ranks: steps of answers may be recorded as graphs, of so many requests and so long at most."""
+
+    max_num_seqs: int
+    max_model_len: int
+
+
+class RankRecord(Message, tag="rank-record:1", frozen=True):
+    """Rank 0 -> ranks: record the graph of this size, of batches with adapters or without, and say whether it worked
+    (:class:`RankReady`).
+    """
+
+    size: int
+    adapted: bool
 
 
 class RankAdapter(Message, tag="rank-adapter:1", frozen=True):
@@ -218,6 +235,8 @@ ToRank = (
     | RankGo
     | RankAllocate
     | RankAdapter
+    | RankGraphs
+    | RankRecord
     | RankStep
     | RankExport
     | RankCopyIn

@@ -92,10 +92,10 @@ def limits_of(spec: WorkerSpec, model: CausalModel, path: Path | None = None) ->
     """
     length = spec.max_model_len or model.max_model_len
     limits = EngineLimits(spec.kv_cache_bytes, spec.max_batch_tokens, spec.max_num_seqs, length)
-    limits.itl_s = spec.itl_s
+    limits.itl_s, limits.graphs = spec.itl_s, spec.cuda_graphs
     if spec.ranks > 1:
         # Rank 0 tells the others of each step as it comes.
-        limits.graphs = limits.overlap = False
+        limits.overlap = False
     if not limits.kv_cache_bytes and model.device.type == "cuda":
         if spec.ranks > 1:
             raise UnsupportedModel(

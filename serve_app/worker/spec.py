@@ -29,6 +29,8 @@ class WorkerSpec:
     gpu_share: float = 0.9
     max_batch_tokens: int = 2048
     max_num_seqs: int = 64
+    # Whether steps of answers are recorded, on a GPU.
+    cuda_graphs: bool = True
     # Seconds between tokens that steps keep to, as a mean; None: as the model goes.
     itl_s: float | None = None
     # 0: what the model's configuration says.

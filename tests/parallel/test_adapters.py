@@ -6,6 +6,7 @@ import pytest
 from peft import LoraConfig, PeftModel
 
 from serve_app.adapters.config import AdapterRefused
+from serve_app.engine.build import record_steps
 from serve_app.parallel.experts import folder_of, keep_loads
 from tests import tiny
 from tests.adapters import made
@@ -83,6 +84,11 @@ def test_each_row_runs_through_its_own(running):
         bank.put(place, one)
     engine = tiny.make_engine(found.model, num_blocks=100)
     assert generate(engine, len(wanted)) == wanted
+    if found.ranks.group.place.pipeline == 1 and not found.model.kv_shape.states.parts:
+        # Steps that are recorded have graphs of their own for batches with adapters.
+        recorded = tiny.make_engine(found.model, num_blocks=100, max_num_seqs=16)
+        record_steps(recorded.runner, 16, found.model.max_model_len)
+        assert generate(recorded, len(wanted)) == wanted
     small = tiny.make_engine(found.model, num_blocks=6, max_batch_tokens=23, kept=0)
     assert generate(small, len(wanted)) == wanted and small.scheduler.preemptions > 0
     # Places are given anew, and what is taken out is out.

@@ -109,19 +109,27 @@ class DecodeGraphs:
             self._pad(0)
 
     def __call__(self, batch: Batch) -> Tensor:
-        rows = len(batch.seq_lens)
+        size = self.choose(batch)
+        return self.replay(batch, size) if size else self.forward(batch)
+
+    def choose(self, batch: Batch) -> int:
+        """The size of the graph that serves ``batch``; 0: there is none."""
         if not self._allows(batch):
-            return self.forward(batch)
+            return 0
         self._wanted = True
         self._adapts |= batch.adapters is not None and not self._refused
-        replay = self._replay if batch.adapters is None else self._adapted
-        size = next((s for s in self._sizes if s >= rows and s in replay), None)
-        if size is None:
-            return self.forward(batch)
+        rows, replay = len(batch.seq_lens), self._graphs(batch)
+        return next((s for s in self._sizes if s >= rows and s in replay), 0)
+
+    def replay(self, batch: Batch, size: int) -> Tensor:
+        """Logits of ``batch`` by the graph of that size, which there is."""
         self._fill(batch)
-        replay[size]()
+        self._graphs(batch)[size]()
         assert self.logits is not None
-        return self.logits[:rows]
+        return self.logits[: len(batch.seq_lens)]
+
+    def _graphs(self, batch: Batch) -> dict[int, Callable[[], None]]:
+        return self._replay if batch.adapters is None else self._adapted
 
     @property
     def captured(self) -> list[int]:
@@ -131,20 +139,36 @@ class DecodeGraphs:
         """Captures a graph if decode steps have come and capturing has not taken its share of the time yet. Call it
         between two steps, when tokens are out.
         """
-        if self._wanted and time.monotonic() >= self._resume_at:
+        if self.due:
             self.prepare()
 
-    @torch.inference_mode()
+    @property
+    def due(self) -> bool:
+        return self._wanted and time.monotonic() >= self._resume_at
+
     def prepare(self) -> bool:
         """Captures the largest graph that is missing. False: there is none. Call it whenever the device is idle."""
-        kinds = [self._replay, self._adapted] if self._adapts else [self._replay]
-        missing = ((replay, s) for replay in kinds for s in reversed(self._sizes) if s not in replay)
-        replay, size = next(missing, (self._replay, 0))
-        if not size:
+        found = self.missing()
+        if found is None:
             return False
+        size, adapted = found
         started = time.monotonic()
+        if not self.record(size, adapted=adapted):
+            self.refuse(adapted=adapted)
+            return False
+        self.recorded(started)
+        return True
+
+    def missing(self) -> tuple[int, bool] | None:
+        """The graph that is to be captured next: its size, and whether it is of batches with adapters."""
+        kinds = [(self._replay, False), (self._adapted, True)][: 1 + self._adapts]
+        return next(((s, adapted) for replay, adapted in kinds for s in reversed(self._sizes) if s not in replay), None)
+
+    @torch.inference_mode()
+    def record(self, size: int, *, adapted: bool = False) -> bool:
+        """Captures a graph; False: it failed."""
         self._pad(0)
-        static = self._first(size, adapters=replay is self._adapted)
+        static = self._first(size, adapters=adapted)
 
         try:
             logits = self.forward(static)  # what is compiled or allocated at first use must not be so while recording
@@ -155,17 +179,20 @@ class DecodeGraphs:
             def run() -> None:
                 target.copy_(self.forward(static))
 
-            replay[size] = self._capture(run)
+            (self._adapted if adapted else self._replay)[size] = self._capture(run)
         except Exception as error:  # a model that can't be captured is served without graphs
-            what = "no CUDA graphs with adapters" if replay is self._adapted else "no CUDA graphs"
+            what = "no CUDA graphs with adapters" if adapted else "no CUDA graphs"
             log.warning("%s: capturing a batch of %d failed: %s", what, size, error)
-            self._refuse(adapted=replay is self._adapted)
             return False
-        ended = time.monotonic()
-        self._resume_at = ended + (ended - started) * (1 / CAPTURE_SHARE - 1)
         return True
 
-    def _refuse(self, *, adapted: bool) -> None:
+    def recorded(self, started: float) -> None:
+        """Notes what a capture that began then (``time.monotonic``) has taken."""
+        ended = time.monotonic()
+        self._resume_at = ended + (ended - started) * (1 / CAPTURE_SHARE - 1)
+
+    def refuse(self, *, adapted: bool) -> None:
+        """Goes on without graphs, or without those of batches with adapters."""
         self._adapts, self._refused = False, True
         self._adapted.clear()
         if not adapted:
