@@ -86,7 +86,7 @@ class Receipts:
             weather.violation(f"ledger: {problem}", ask=told.ask, request=told.seen.request, **how)
         if batches is not None:
             batches.check(entries, alone=alone)
-        if problem := _sums_problem(store):
+        if problem := sums_problem(store):
             weather.violation(f"ledger: {problem}")
         return len(entries)
 
@@ -163,7 +163,7 @@ def _entries(store: SqlStore) -> list[Entry]:
         return [Entry.of(dict(row)) for row in connection.execute(sa.select(ledger)).mappings()]
 
 
-def _sums_problem(store: SqlStore) -> str | None:
+def sums_problem(store: SqlStore) -> str | None:
     """Sums that are not those of the entries, of days whose entries are all there."""
     names: tuple[str, ...] = ("entries", "neurons", "money", "input_tokens", "cached_tokens", "output_tokens")
     by_hand: dict[int, Counter[str]] = {}

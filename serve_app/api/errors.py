@@ -326,8 +326,8 @@ class PaidPlanNeeded(ApiError):
 class ModelLoading(ApiError):
     code, status = 3040, 503
 
-    def __init__(self, model: str, retry_after: float = 5.0):
-        super().__init__(f"Model {model} is still loading, please try again.", retry_after=retry_after)
+    def __init__(self, model: str, retry_after: float = 5.0, how: str = "is still loading, please try again"):
+        super().__init__(f"Model {model} {how}.", retry_after=retry_after)
 
 
 class StoreAway(ApiError):

@@ -14,7 +14,7 @@ from serve_app.catalog.tasks import TaskDeclaration, declared
 from serve_app.gateway.memory import MemoryWatch
 from serve_app.gateway.models import Models
 from serve_app.progress import LoadProgress, read_progress
-from serve_app.ray_private.status import applications
+from serve_app.ray_private.status import applications, live_deployments
 from serve_app.tasks.model import ServedModel, application_name
 
 log = logging.getLogger("ray.serve")
@@ -22,6 +22,8 @@ log = logging.getLogger("ray.serve")
 PROBE_TIMEOUT_S = 10.0
 # A gateway that starts beside running models says "loading" of them until it has looked once.
 FIRST_LOOK_S = 5.0
+# Characters of what Serve says that are told.
+TOLD = 500
 
 
 class HealthMonitor:
@@ -92,9 +94,9 @@ class HealthMonitor:
             model.ready = serving
             model.detail = {"state": application.state}
             if application.message:
-                model.detail["message"] = application.message[:500]
+                model.detail["message"] = shortened(application.message)
             if application.troubles:
-                model.detail["deployments"] = {name: said[:500] for name, said in application.troubles.items()}
+                model.detail["deployments"] = {name: shortened(said) for name, said in application.troubles.items()}
             if application.state != "running":
                 model.detail["stages"] = {
                     e.stage: {"step": e.step, "seconds": round(time.time() - e.since, 1)}
@@ -132,9 +134,6 @@ def can_serve(application: ApplicationState, task: TaskDeclaration, before: bool
         return True
     if application.state not in ("deploying", "deploy_failed", "unhealthy"):
         return False
-    if not application.answering and before:
-        # Serve builds the application from a changed config, and tells nothing of the replicas, which go on.
-        return True
     needed = [answers for name, answers in application.answering.items() if name.lower() not in task.optional_stages]
     if needed and all(needed):
         return True
@@ -161,11 +160,22 @@ def troubles_of(deployments: dict[str, dict[str, Any]]) -> dict[str, str]:
     }
 
 
+def shortened(said: str) -> str:
+    """How it begins and how it ends, since a traceback has the cause last."""
+    if len(said) <= TOLD:
+        return said
+    begins = said.partition("\n")[0][: TOLD // 4]
+    return f"{begins}\n...\n{said[len(begins) + 5 - TOLD :]}"
+
+
 def _read() -> tuple[dict[str, ApplicationState], list[LoadProgress]]:
     found = {}
     for name, application in applications().items():
-        answering = {name: has_replicas(deployment) for name, deployment in application["deployments"].items()}
-        troubles = troubles_of(application["deployments"])
+        # While Serve builds an application anew, and for good where that fails, it tells nothing of its
+        # deployments, which go on.
+        deployments = application["deployments"] or live_deployments(name)
+        answering = {name: has_replicas(deployment) for name, deployment in deployments.items()}
+        troubles = troubles_of(deployments)
         found[name] = ApplicationState(application["status"].lower(), application["message"], answering, troubles)
     # Whose model runs has none to tell, and each worker's costs a call.
     loading = any(application.state != "running" for application in found.values())

@@ -17,3 +17,27 @@ def applications() -> dict[str, dict[str, Any]]:
 
     client = _get_global_client(raise_if_no_controller_running=False)
     return client.get_serve_details()["applications"] if client is not None else {}
+
+
+def live_deployments(application: str) -> dict[str, dict[str, Any]]:
+    """Deployments of an application of which :func:`applications` tells none, since it is being built anew or could not
+    be. As there; of their replicas only those that run. Blocks.
+    """
+    import ray
+    from ray.serve._private.common import DeploymentStatusInfo
+    from ray.serve.context import _get_global_client
+    from ray.serve.generated.serve_pb2 import DeploymentStatusInfo as Sent
+
+    client = _get_global_client(raise_if_no_controller_running=False)
+    if client is None:
+        return {}
+    found: dict[str, dict[str, Any]] = {}
+    for deployment, replicas in ray.get(client._controller._all_running_replicas.remote()).items():
+        if deployment.app_name != application:
+            continue
+        sent = ray.get(client._controller.get_deployment_status.remote(deployment.name, application))
+        if sent is not None:
+            told = DeploymentStatusInfo.from_proto(Sent.FromString(sent))
+            running = [{"state": "RUNNING"} for _ in replicas]
+            found[deployment.name] = {"status": told.status.value, "message": told.message, "replicas": running}
+    return found

@@ -23,6 +23,7 @@ from tests.waiting import until
 
 # As many as a busy machine has had in so many seconds, if that is less; and so many between two steps.
 BETWEEN, STREAMS, MOST_S = 400, 10_000, float(os.environ.get("STREAMS_SECONDS", "1200"))
+LONG = 3900  # tokens of a long stream: nearly what the model's context has room for
 
 
 @pytest.fixture
@@ -139,18 +140,24 @@ async def test_a_node_is_lost_under_streams_without_a_word(switch: Network) -> N
 
 @pytest.mark.slow
 async def test_no_stream_is_cut_while_workers_and_a_node_are_taken_away(switch: Network) -> None:
-    """Short streams without a pause, while half of the workers go and come again and again, and a node is drained."""
+    """Short streams without a pause and a few long ones, while half of the workers go and come again and again, and a
+    node is drained. Serve gives a replica 20 seconds for what it has; long streams have more to say than that.
+    """
     cluster = await asyncio.to_thread(Served, switch, 2, decode=2)
     expected = await asyncio.to_thread(cluster.expected, 8)
     clients = Clients(cluster.url, expected, 8)
-    asking = asyncio.create_task(clients.run(16))
+    lasting = Clients(cluster.url, await asyncio.to_thread(cluster.expected, LONG, 2), LONG)
+    asking = [asyncio.create_task(clients.run(16)), asyncio.create_task(lasting.run(3))]
     began, steps = time.monotonic(), 0
+    # Ids of long streams that ran as a worker was about to go.
+    met: set[str] = set()
 
     async def workers(count: int) -> None:
         await seen(lambda: len(cluster.workers()) == count)
 
     async def scale(replicas: int) -> None:
         nonlocal steps
+        met.update(lasting.under_way if replicas == 1 else ())
         await asyncio.to_thread(cluster.scale, replicas)
         await workers(replicas)
         steps += 1
@@ -162,24 +169,38 @@ async def test_no_stream_is_cut_while_workers_and_a_node_are_taken_away(switch: 
             and not cluster.holds(one, "gateway:Gateway")
         )  # fmt: skip
         await asyncio.to_thread(cluster.add, "more")
+        await until(lambda: lasting.under_way, PATIENCE_S)
+        met.update(lasting.under_way)
         await asyncio.to_thread(cluster.drain, going)
         await seen(lambda: cluster.holds(switch.named("more"), f"{APPLICATION}:Decode"))
         await seen(lambda: not cluster.holds(going, f"{APPLICATION}:Decode"))
         going.stop()
 
+    async def went_on() -> list[int]:
+        """How many tokens the long streams had whose worker ended under them."""
+        had = [await asyncio.to_thread(cluster.lost, one) for one in met - lasting.under_way]
+        return [tokens for tokens in had if tokens is not None]
+
     await workers(2)
     await drain()
-    while clients.done < STREAMS and time.monotonic() < began + MOST_S:
+    while (clients.done < STREAMS or not await went_on()) and time.monotonic() < began + MOST_S:
         for replicas in (1, 2):
             await scale(replicas)
             # A worker that starts takes the cores, so that few streams run meanwhile.
             told = clients.done + BETWEEN
             await seen(lambda told=told: clients.done >= told)
-    clients.stop()
-    await asking
+    for each in (clients, lasting):
+        each.stop()
+    await asyncio.gather(*asking)
+    had, took = await went_on(), [round(s, 1) for s in sorted(lasting.took_s)]
     print(json.dumps({**clients.counted(), "steps": steps, "seconds": round(time.monotonic() - began)}))
+    print(json.dumps({"long": lasting.counted(), "met": len(met), "went on after tokens": had, "took_s": took}))
     assert not clients.wrong and not clients.refused and steps >= 4
     assert clients.right >= min(STREAMS, 1000)
+    assert not lasting.wrong and not lasting.refused and lasting.right >= 3
+    # Some were longer than a replica has to end them, and went on elsewhere in the middle.
+    assert all(had)
+    assert had
 
 
 @pytest.mark.slow

@@ -7,9 +7,11 @@ from types import SimpleNamespace
 import pytest
 from ray.serve.schema import DeploymentStatus, ReplicaState
 
+from serve_app.api.errors import ModelLoading
 from serve_app.catalog.tasks import declared
 from serve_app.gateway import health
-from serve_app.gateway.health import ApplicationState, HealthMonitor, can_serve, has_replicas, troubles_of
+from serve_app.gateway.health import TOLD, ApplicationState, HealthMonitor, can_serve, has_replicas, troubles_of
+from serve_app.gateway.models import up
 from serve_app.tasks.model import application_name
 
 TEXT, EMBEDDINGS = declared()["text-generation"], declared()["text-embeddings"]
@@ -34,9 +36,8 @@ def test_without_decode_and_prefill_nothing_answers(state) -> None:
 
 
 @pytest.mark.parametrize("state", ["deploying", "deploy_failed"])
-def test_while_serve_builds_an_application_anew_its_replicas_go_on(state) -> None:
-    """Serve then tells of no deployment; tests/cluster/test_versions.py meets it."""
-    assert serves(state, of={}) and not serves(state, of={}, before=False)
+def test_nothing_answers_where_there_is_no_deployment(state) -> None:
+    assert not serves(state, of={}) and not serves(state, of={}, before=False)
     assert not serves("deleting", of={})
 
 
@@ -113,3 +114,56 @@ async def test_a_gateway_starts_though_nothing_can_be_read(monkeypatch, model) -
     monitor = HealthMonitor([model], answers)
     await monitor.start()
     assert not monitor.ready and monitor.report()["status"] == "loading"
+
+
+def built_anew(status: str, message: str, deployments: dict[str, tuple[str, int]], monkeypatch) -> None:
+    """Serve tells of an application without its deployments, which are ``deployments``: status and running replicas."""
+    name = application_name("@cf/a/b")
+    told = {"status": status, "message": message, "deployments": {}}
+    live = {
+        deployment: {"status": said, "message": "", "replicas": [{"state": "RUNNING"}] * count}
+        for deployment, (said, count) in deployments.items()
+    }
+    monkeypatch.setattr(health, "applications", lambda: {name: told})
+    monkeypatch.setattr(health, "live_deployments", {name: live}.get)
+    monkeypatch.setattr(health, "read_progress", list)
+
+
+RUNS = {"Text": ("HEALTHY", 0), "Decode": ("HEALTHY", 1), "Prefill": ("HEALTHY", 1), "Draft": ("HEALTHY", 1)}
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("status", ["DEPLOYING", "DEPLOY_FAILED"])
+async def test_while_an_application_is_built_anew_its_replicas_go_on_for_every_gateway(
+    status, before, monkeypatch, model
+) -> None:
+    """Also for one that has started since; tests/cluster/test_failed_build.py meets it."""
+    built_anew(status, "no module x", RUNS, monkeypatch)
+    model.ready = before
+    monitor = HealthMonitor([model], answers)
+    await monitor.refresh()
+    assert model.ready and model.detail == {"state": status.lower(), "message": "no module x", "stages": {}}
+    # What they lose meanwhile is no secret either.
+    built_anew(status, "", {**RUNS, "Decode": ("UNHEALTHY", 0), "Prefill": ("UNHEALTHY", 0)}, monkeypatch)
+    await monitor.refresh()
+    assert not model.ready
+
+
+async def test_one_that_was_never_built_tells_why(monkeypatch, model) -> None:
+    lines = [f'  File "a_rather_long_name_{n}.py", line {n}, in <module>' for n in range(40)]
+    said = "\n".join(["Deploying app 'b' failed with exception:", *lines, "ImportError: no module x"])
+    built_anew("DEPLOY_FAILED", said, {}, monkeypatch)
+    monitor = HealthMonitor([model], answers)
+    await monitor.refresh()
+    told = monitor.report()["models"][model.id]["message"]
+    assert not model.ready and len(told) == TOLD
+    assert told.startswith("Deploying app 'b' failed with exception:\n...") and told.endswith(
+        "ImportError: no module x"
+    )
+    model.elsewhere = False
+    with pytest.raises(ModelLoading, match=r"could not be started; GET /health says why\.$"):
+        up(model, model.id)
+    built_anew("DEPLOYING", "", {}, monkeypatch)
+    await monitor.refresh()
+    with pytest.raises(ModelLoading, match="is still loading"):
+        up(model, model.id)

@@ -44,6 +44,7 @@ CHOICE = ("the gateway's choice of replicas is not followed: prompts miss their 
 FORKS = ("workers are executed one by one instead of forked: a start takes seconds longer", "fork_server.py")
 DAEMONS = ("daemons that one machine has no use for start as well", "head.py")
 STATUS = ("no gateway knows which models can answer", "status.py")
+FAILED_BUILD = ("a model that could not be deployed anew is down for every gateway that starts", "status.py")
 VERSIONS = ("scaling a model by hand starts all its replicas anew", "versions.py")
 STEADY = ("a wall clock that is put back keeps replicas and HAProxy from being looked after", "steady.py")
 TESTS = ("tests only", "tests/ray_private/names.py")
@@ -80,6 +81,12 @@ USED = [
     ),
     Used("ray.serve.context:_get_global_client", (), *VERSIONS),
     Used("ray.serve._private.client:ServeControllerClient.get_serve_details", ("self",), *STATUS),
+    *(
+        Used(f"ray.serve._private.controller:ServeController.{name}", ("self", *takes), *FAILED_BUILD)
+        for name, takes in (("_all_running_replicas", ()), ("get_deployment_status", ("name", "app_name")))
+    ),
+    Used("ray.serve._private.common:DeploymentStatusInfo.from_proto", None, *FAILED_BUILD),
+    Used("ray.serve.generated.serve_pb2:DeploymentStatusInfo.FromString", None, *FAILED_BUILD),
     Used("ray.serve._private.controller:ServeController.list_deployments_internal", ("self",), *VERSIONS),
     Used("ray.serve._private.controller:ServeController.get_target_groups", None, *TESTS),
     Used("ray._private.internal_api:memory_summary", None, *TESTS),

@@ -145,9 +145,12 @@ class Network:
     def address(self) -> str:
         return f"{self.prefix}.1"
 
-    def machine(self, name: str, *, shared_memory: int = GIB) -> Machine:
+    def machine(self, name: str, *, shared_memory: int = GIB, instead: Machine | None = None) -> Machine:
+        """``instead``: of one that has ended, whose address it gets."""
         number, self._next = self._next, self._next + 1
         disk, cable, address = self.folder / f"disk-{number}", f"{self.switch}-{number}", f"{self.prefix}.{number}"
+        if instead is not None:
+            address = instead.address
         disk.mkdir()
         kinds = ["--net", "--mount", "--pid", "--ipc", "--uts"]
         holder = subprocess.Popen(

@@ -56,12 +56,14 @@ class Served(RayCluster):
     where then no worker has a role that is strict.
     """
 
-    def __init__(self, network: Network, nodes: int, zones: tuple[str, ...] = (), **stages: int) -> None:
+    def __init__(
+        self, network: Network, nodes: int, zones: tuple[str, ...] = (), redis: str = "", **stages: int
+    ) -> None:
         served = record(**stages)
         if zones:
             served["serving"]["gpu"]["min_remote_prefill_tokens"] = 256
         files = {"/run/home/models/far.yaml": yaml.safe_dump(served)}
-        super().__init__(network, files, SERVE_APP_API_KEY=KEY)
+        super().__init__(network, files, redis, SERVE_APP_API_KEY=KEY)
         self.url = f"http://{self.head.address}:8000"
         for name, zone in zip_longest("abcdef"[:nodes], zones):
             self.add(name, **({"SERVE_APP_ZONE": zone} if zone else {}))
@@ -70,9 +72,9 @@ class Served(RayCluster):
         )
         self.run("bash", "-c", program)
 
-    def expected(self, tokens: int) -> dict[str, str]:
+    def expected(self, tokens: int, questions: int = len(ASKED)) -> dict[str, str]:
         """What the model says, once it is there."""
-        return ask_all(self.url, MODEL, KEY, tokens)
+        return ask_all(self.url, MODEL, KEY, tokens, questions)
 
     def status(self) -> dict[str, Any]:
         told: dict[str, Any] = httpx.get(f"{self.url}/v1/status", headers=HEADERS, timeout=60).json()["models"][MODEL]
@@ -146,7 +148,7 @@ def ask(url: str, model: str, key: str, question: str, tokens: int) -> str | Non
     """A whole answer; None while there is none."""
     headers, asked = {"Authorization": f"Bearer {key}"}, body(model, question, tokens)
     try:
-        answer = httpx.post(f"{url}/v1/chat/completions", headers=headers, json=asked, timeout=120)
+        answer = httpx.post(f"{url}/v1/chat/completions", headers=headers, json=asked, timeout=600)
     except httpx.HTTPError:
         return None
     return answer.json()["choices"][0]["message"]["content"] if answer.status_code == 200 else None
@@ -159,9 +161,10 @@ async def seen(look: Callable[[], Any]) -> None:
             await asyncio.sleep(0.5)
 
 
-def ask_all(url: str, model: str, key: str, tokens: int) -> dict[str, str]:
-    """What the model says to :data:`ASKED`, once it is there."""
-    found = {question: wait_for(partial(ask, url, model, key, question, tokens), PATIENCE_S, 0.5) for question in ASKED}
+def ask_all(url: str, model: str, key: str, tokens: int, questions: int = len(ASKED)) -> dict[str, str]:
+    """What the model says to so many of :data:`ASKED`, once it is there."""
+    asked = ASKED[:questions]
+    found = {question: wait_for(partial(ask, url, model, key, question, tokens), PATIENCE_S, 0.5) for question in asked}
     return {question: text for question, text in found.items() if text}
 
 
@@ -182,6 +185,7 @@ class Clients:
     longest_s: float = 0.0  # between two events of a stream
     # Ids of streams that have begun and not ended.
     under_way: set[str] = field(default_factory=set)
+    took_s: list[float] = field(default_factory=list)  # by streams that were right
     _over: bool = False
 
     async def run(self, clients: int) -> None:
@@ -204,13 +208,14 @@ class Clients:
 
     async def _client(self, http: httpx.AsyncClient, rng: random.Random) -> None:
         while not self._over:
-            question = rng.choice(ASKED)
+            question, since = rng.choice(list(self.expected)), time.monotonic()
             try:
                 said = await self._stream(http, question)
             except httpx.HTTPError as error:
                 said = f"{type(error).__name__}: {error}"
             if said is None:
                 self.right += 1
+                self.took_s.append(time.monotonic() - since)
             elif said == "refused":
                 self.refused += 1
                 await asyncio.sleep(0.5)

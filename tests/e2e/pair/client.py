@@ -45,6 +45,9 @@ class Client:
         headers = {"Authorization": f"Bearer {key}"}
         self.http = httpx.AsyncClient(headers=headers, timeout=120, limits=LIMITS)
         self.done = 0
+        # Ids of the streams of :meth:`resumed`, and how many more may have begun whose ids never came.
+        self.resumable: list[str] = []
+        self.nameless = 0
 
     async def ask(self, gateway: str, request: dict, **headers: str) -> httpx.Response:
         answer = await self.http.post(f"{gateway}/v1/completions", json=request, headers=headers)
@@ -84,7 +87,9 @@ class Client:
             try:
                 async with sent as answer:
                     assert answer.status_code == 200, await answer.aread()
-                    stream_id = stream_id or answer.headers["cf-ray"]
+                    if not stream_id:
+                        stream_id = answer.headers["cf-ray"]
+                        self.resumable.append(stream_id)
                     async for line in answer.aiter_lines():
                         if line.startswith("id: "):
                             assert int(line[4:]) == last + 1
@@ -99,6 +104,7 @@ class Client:
                             begun.set()
             except httpx.TransportError:
                 lost += bool(stream_id)
+                self.nameless += not stream_id
         raise AssertionError("unreachable")
 
     async def found(self, url: str) -> dict:

@@ -1,4 +1,4 @@
-"""An application of its own on the session's Serve: two gateways, and a model with two decode workers behind them."""
+"""Applications of their own on the session's Serve: two gateways, and a model with workers behind them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,26 @@ from serve_app.tasks.model import application_name
 from tests.ray_private.names import replica_ports
 
 MODEL = "@cf/pico/pair"
-NAME = "pair"
-PREFIX = "/pair"
 # Of each decode worker: few enough that a test can fill them, and a cache that a few prompts fill.
 SLOTS, BLOCKS = 4, 80
 BLOCK_BYTES = 6 * 2 * 2 * 64 * 4 * 32  # layers, K and V, heads, their size, float32, tokens
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the gateways are called, and how many workers of each stage are behind them."""
+
+    name: str = "pair"
+    decode: int = 2
+    prefill: int = 0
+
+    @property
+    def model(self) -> str:
+        return f"@cf/pico/{self.name}"
+
+    @property
+    def workers(self) -> int:
+        return self.decode + self.prefill
 
 
 @dataclass(frozen=True)
@@ -35,6 +50,7 @@ class Pair:
     url: str
     key: str
     home: Path
+    shape: Shape = Shape()
 
     @property
     def headers(self) -> dict[str, str]:
@@ -42,12 +58,12 @@ class Pair:
 
     def gateways(self) -> list[str]:
         """The addresses of the gateways that HAProxy sends requests to."""
-        return sorted(f"http://127.0.0.1:{port}{PREFIX}" for port in replica_ports(NAME))
+        return sorted(f"http://127.0.0.1:{port}/{self.shape.name}" for port in replica_ports(self.shape.name))
 
     def status(self, gateway: str) -> dict[str, Any]:
         """What one gateway tells about the model."""
         answer = httpx.get(f"{gateway}/v1/status", headers=self.headers, timeout=120)
-        return answer.json()["models"][MODEL]
+        return answer.json()["models"][self.shape.model]
 
     @staticmethod
     def settled(told: dict[str, Any]) -> bool:
@@ -57,14 +73,15 @@ class Pair:
         return sorted(planning) == [False, True] and roles[0] == roles[1] and "mixed" not in roles[0].values()
 
     def wait_ready(self, seconds: float = 120) -> list[str]:
-        """Until both gateways hear the same of both workers; their addresses."""
+        """Until both gateways hear the same of all workers; their addresses."""
         until = time.monotonic() + seconds
         found: Any = None
         while time.monotonic() < until:
             try:
                 found = {url: self.status(url) for url in self.gateways()}
                 heard = [{w["replica"] for w in told["routing"]["workers"]} for told in found.values()]
-                if len(heard) == 2 and all(len(replicas) == 2 for replicas in heard) and self.settled(found):
+                all_heard = [len(replicas) for replicas in heard] == [self.shape.workers] * 2
+                if all_heard and self.settled(found):
                     return list(found)
             except (httpx.HTTPError, KeyError, ValueError) as error:
                 found = error
@@ -83,43 +100,50 @@ class Pair:
     @property
     def idle(self) -> bool:
         found = self.workers
-        return len(found) == 2 and all(w["running"] == w["waiting"] == w["used_blocks"] == 0 for w in found)
+        return len(found) == self.shape.workers and all(
+            w["running"] == w["waiting"] == w["used_blocks"] == 0 for w in found
+        )
 
 
-def _record() -> dict[str, Any]:
+def _record(shape: Shape) -> dict[str, Any]:
     record = yaml.safe_load((BUILT_IN / "pico-instruct.yaml").read_text())
-    decode = {"min_replicas": 2, "max_replicas": 2, "num_cpus": 0.25, "max_batch_tokens": 512, "max_num_seqs": SLOTS}
-    decode["kv_cache_bytes"] = (BLOCKS + 1) * BLOCK_BYTES
+    each = {"num_cpus": 0.25, "max_batch_tokens": 512, "max_num_seqs": SLOTS}
+    each["kv_cache_bytes"] = (BLOCKS + 1) * BLOCK_BYTES
+    if shape.prefill:
+        each["cpu_threads"] = 1
+    counts = {"decode": shape.decode, "prefill": shape.prefill}
+    stages = {name: {**each, "min_replicas": n, "max_replicas": n} for name, n in counts.items() if n}
     del record["draft"]
     return {
         **record,
-        "id": MODEL,
+        "id": shape.model,
         "weights": {"path": str(PROJECT_ROOT / "checkpoints" / "pico-instruct")},
         "properties": {**record["properties"], "context_window": 2048},
         # A token costs a neuron.
         "price": {"input": 11, "output": 11},
-        "serving": {"local": {"decode": decode}},
+        # Where there is a prefill stage, every prompt goes by way of it.
+        "serving": {"local": {**stages, **({"min_remote_prefill_tokens": 0} if shape.prefill else {})}},
     }
 
 
 @contextmanager
-def deployed(stack: Any, home: Path) -> Iterator[Pair]:
+def deployed(stack: Any, home: Path, shape: Shape = Shape()) -> Iterator[Pair]:  # noqa: B008 - frozen
     (home / "models").mkdir(parents=True)
-    (home / "models" / "pair.yaml").write_text(yaml.safe_dump(_record()))
-    settings = load_settings({"SERVE_APP_HOME": str(home), "SERVE_APP_MODELS": MODEL})
+    (home / "models" / f"{shape.name}.yaml").write_text(yaml.safe_dump(_record(shape)))
+    settings = load_settings({"SERVE_APP_HOME": str(home), "SERVE_APP_MODELS": shape.model})
     catalog = load_catalog(home)
-    record = catalog[MODEL]
-    model = model_application(record, record.serving["local"], settings, catalog.source(MODEL))
+    record = catalog[shape.model]
+    model = model_application(record, record.serving["local"], settings, catalog.source(shape.model))
     bound = gateway_application(settings, replicas=(2, 2))
     targets = [
-        serve.RunTarget(target=model, name=application_name(MODEL), route_prefix=None),
-        serve.RunTarget(target=bound, name=NAME, route_prefix=PREFIX),
+        serve.RunTarget(target=model, name=application_name(shape.model), route_prefix=None),
+        serve.RunTarget(target=bound, name=shape.name, route_prefix=f"/{shape.name}"),
     ]
     serve.run_many(targets, wait_for_applications_running=False)
     try:
-        pair = Pair(f"{stack.url}{PREFIX}", api_key(settings), home)
+        pair = Pair(f"{stack.url}/{shape.name}", api_key(settings), home, shape)
         pair.wait_ready()
         yield pair
     finally:
-        serve.delete(NAME, _blocking=False)
-        serve.delete(application_name(MODEL), _blocking=False)
+        serve.delete(shape.name, _blocking=False)
+        serve.delete(application_name(shape.model), _blocking=False)
