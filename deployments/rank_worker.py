@@ -45,6 +45,10 @@ class RankWorker:
         """This rank's part of a chunk, for the pool, which then owns the object."""
         return await asyncio.to_thread(self._shelf.take, chunk_id)
 
+    async def forget(self, chunk_ids: list[str]) -> None:
+        """The pool will not come for these."""
+        self._shelf.forget(chunk_ids)
+
     async def hold(self, tickets: list[int], values: list[Any], timeout_s: float) -> list[str]:
         """See :func:`serve_app.worker.rank_store.hold`."""
         from serve_app.worker.rank_store import hold

@@ -77,13 +77,25 @@ def needs(runs: Sequence[Held], part: Part) -> bool:
     return any(_shared(mine.run, run) is not None for mine in runs for run in part.runs)
 
 
+def fits(whole: Part, parts: Sequence[Part]) -> bool:
+    """Whether ``parts`` are of a model whose chunks in one piece lie as ``whole`` says."""
+    shapes = {run.layer + at: (run.sides, run.width) for run in whole.runs for at in range(run.layers)}
+    return all(
+        shapes.get(run.layer + at) == (run.sides, run.width)
+        for part in parts
+        for run in part.runs
+        for at in range(run.layers)
+    )
+
+
 def take_part(kv: KVCache, runs: Sequence[Held], blocks: list[int]) -> Tensor:
     """What ``blocks`` hold of ``runs``: flat uint8 on the cache's device, a tensor of its own."""
     if not runs:
         return torch.empty(0, dtype=torch.uint8, device=kv.device)
     index = kv.index(blocks)
     taken = [_bytes(kv.planes[each.plane])[each.at : each.at + each.run.layers].index_select(2, index) for each in runs]
-    return torch.cat([each.view(torch.uint8).flatten() for each in taken])
+    flat = [each.view(torch.uint8).flatten() for each in taken]
+    return flat[0] if len(flat) == 1 else torch.cat(flat)
 
 
 def put_parts(kv: KVCache, runs: Sequence[Held], blocks: list[int], payload: Payload, first: int) -> None:

@@ -22,7 +22,7 @@ from serve_app.kv.news import PoolNews
 from serve_app.kv.nodes import pool_name
 from serve_app.kv.parts import check_read
 from serve_app.kv.pool import NAMESPACE, PoolOptions, get_or_create_pool
-from serve_app.kv.reading import ObjectReader, Read, Reader, put_together, within
+from serve_app.kv.reading import ElsewhereFailed, ObjectReader, Read, Reader, moved, put_together, within
 from serve_app.wire.parts import Part
 from serve_app.wire.publish import ChunkFields, PublishCall
 
@@ -114,6 +114,8 @@ class KVClient:
             task.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
+    # -- publishing --------------------------------------------------------------------------------------------------
+
     async def announce(self, keys: Sequence[bytes], ttl_s: float = 30.0) -> None:
         """Lets readers on this node wait for keys that are being computed."""
         try:
@@ -152,8 +154,9 @@ class KVClient:
             if parts and _takes_parts(pool):
                 told = pool.publish_parts.remote([exporter, *others], PublishCall(chunks, parts).encode())
             else:
-                if parts and buffer is not None:
-                    await within(put_together(metas, others, parts, buffer), timeout_s)
+                if parts and (buffer is None or not await put_together(metas, others, parts, buffer)):
+                    self.stats.publish_failures += 1
+                    return []
                 told = pool.publish.remote(exporter, PublishCall(chunks).encode())
             held = await within(told, timeout_s)
             self.stats.published += len(held)
@@ -245,7 +248,7 @@ class KVClient:
         deadline: float,
     ) -> list[Fetched]:
         tier = "node" if node_id == self._node_id else "remote"
-        at_most = (len(keys) - start) * BLOCK_TOKENS + (BLOCK_TOKENS - 1) * bool(tail_keys)
+        at_most = (len(keys) - start) * BLOCK_TOKENS + (BLOCK_TOKENS - 1 if tail_keys else 0)
         nbytes = at_most * self._layout.block_bytes // BLOCK_TOKENS
         # What another engine computes for this prompt is not computed here as well, however long it takes.
         queued, busy_s = (self._reading, 0.0 if first else self.busy_s())
@@ -254,7 +257,7 @@ class KVClient:
         try:
             pool = await self._pool(node_id)
             asked = (list(keys), list(tail_keys), start, wait_s, first, self.costs.token_seconds)
-            call = pool.lookup.remote(*asked, *[True][: _takes_parts(pool)])
+            call = pool.lookup.remote(*asked, **({"parted": True} if _takes_parts(pool) else {}))
             lease, pieces, refs = await within(call, deadline - time.monotonic())
         except Exception as error:
             self.stats.lookup_failures += 1
@@ -284,7 +287,7 @@ class KVClient:
                 continue
             # A prefix with a gap is no prefix: the rest is a miss as well.
             log.info("chunk %s of node %s is lost or wrong: %r", piece.chunk_id, node_id, payload)
-            if not isinstance(payload, TimeoutError):
+            if not isinstance(payload, TimeoutError | ElsewhereFailed):
                 pool.report_bad.remote([piece.chunk_id])
             break
         self._count(found)
@@ -376,14 +379,6 @@ class KVClient:
     async def _blocking(self, function: Any, *args: Any) -> Any:
         call = asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
         return await asyncio.wait_for(call, self._timeout_s + 5.0)
-
-
-def moved(found: list[Fetched], pieces: Sequence[Piece], payloads: Sequence[Any]) -> int:
-    """Bytes that a read has brought, and the one more chunk of which it at most had the greater part when it was given
-    up: that a link is too slow is learnt as well.
-    """
-    late = next((p for p, payload in zip(pieces, payloads, strict=True) if isinstance(payload, TimeoutError)), None)
-    return sum(piece.nbytes for piece, _ in found) + (late.nbytes if late is not None else 0)
 
 
 def _complete(found: list[Fetched], keys: Sequence[bytes], tail_keys: Sequence[bytes], start: int) -> bool:

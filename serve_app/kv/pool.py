@@ -85,6 +85,7 @@ class KVPool:
         self._export_timeout_s = export_timeout_s
         self._lease_s = lease_s
         self._exports = asyncio.Semaphore(concurrent_exports)
+        self._parted_exports = asyncio.Semaphore(4 * concurrent_exports)
         self._failed_exports = 0
         self._pulled_bytes = 0
         # Keys whose chunks are being pulled, and keys somebody promised (with the time the promise lapses).
@@ -155,7 +156,8 @@ class KVPool:
 
     async def _pull(self, exporters: Sequence[Any], meta: ChunkMeta, parts: tuple[Part, ...]) -> None:
         try:
-            async with self._exports:
+            # A rank may be in a step for some time, which keeps no other worker's chunks waiting.
+            async with self._parted_exports if parts else self._exports:
                 self._expire_leases()
                 evicted = self._index.reserve(meta)
                 if evicted is None:
@@ -208,7 +210,7 @@ class KVPool:
         self._start()
         deadline = time.monotonic() + wait_s
         while True:
-            pieces = self._match(keys, tail_keys, start_block)
+            pieces = self._match(keys, tail_keys, start_block, parted=parted)
             left = deadline - time.monotonic()
             if left <= 0 or (first and pieces) or not self._coming(keys, tail_keys, pieces, start_block):
                 break
@@ -225,16 +227,18 @@ class KVPool:
         self._leases[lease] = (time.monotonic() + self._lease_s, self._index.pin(ids))
         refs = {chunk_id: self._index.value(chunk_id) for chunk_id in ids}
         pieces, refs = await self._bring(pieces, refs, token_seconds)
-        if not parted:
-            pieces = list(takewhile(lambda piece: not isinstance(refs[piece.chunk_id], Parted), pieces))
         self._hits.update(_moved(pieces))
         return lease, pieces, [refs[piece.chunk_id] for piece in pieces]
 
-    def _match(self, keys: Sequence[bytes], tail_keys: Sequence[bytes], at: int) -> list[Piece]:
-        """Alternately from memory and from files, as far as they reach."""
+    def _match(self, keys: Sequence[bytes], tail_keys: Sequence[bytes], at: int, *, parted: bool = True) -> list[Piece]:
+        """Alternately from memory and from files, as far as they reach, and as far as chunks are of use to who asks."""
         pieces: list[Piece] = []
         while True:
             more = self._index.match(keys, tail_keys, at)
+            if not parted:
+                useful = list(takewhile(lambda p: not isinstance(self._index.value(p.chunk_id), Parted), more))
+                if len(useful) < len(more):
+                    return pieces + useful
             if not more and self._spill is not None:
                 more = self._spill.match(keys, tail_keys, at)
             if not more:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeVar
@@ -10,11 +11,14 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import ray
 from numpy.typing import NDArray
+from ray.exceptions import ObjectLostError
 
-from serve_app.kv.chunk import ChunkMeta, check_payload
+from serve_app.kv.chunk import BadChunk, ChunkMeta, Piece, check_payload
 from serve_app.kv.export import ExportBuffer
 from serve_app.kv.parts import Parted, Payload, block_bytes, together
 from serve_app.wire.parts import Part
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 # What the pool gave: a reference, or one for each part; and what that is once it has been read.
@@ -32,11 +36,19 @@ class Reader(Protocol):
         ...
 
 
-class ObjectReader:
-    """Reads into this process. ``needs``: whether it wants a part."""
+class ElsewhereFailed(RuntimeError):
+    """Another process of the worker could not read a chunk, which may well be good."""
 
-    def __init__(self, needs: Callable[[Part], bool] = lambda part: True) -> None:
-        self._needs = needs
+
+class ObjectReader:
+    """Reads into this process. ``needs``: whether it wants a part; ``fits``: whether parts are of its model."""
+
+    def __init__(
+        self,
+        needs: Callable[[Part], bool] = lambda part: True,
+        fits: Callable[[tuple[Part, ...]], bool] = lambda parts: True,
+    ) -> None:
+        self._needs, self._fits = needs, fits
 
     async def read(self, values: Sequence[Value], deadline: float) -> list[Read | BaseException]:
         timeout_s = max(0.05, deadline - time.monotonic())
@@ -45,9 +57,22 @@ class ObjectReader:
     async def _one(self, value: Value, timeout_s: float) -> Read:
         if not isinstance(value, Parted):
             return await within(value, timeout_s)
-        wanted = [pair for pair in zip(value.parts, value.refs, strict=True) if self._needs(pair[0])]
-        arrays = await asyncio.gather(*(within(ref, timeout_s) for _, ref in wanted))
-        return Payload(tuple(part for part, _ in wanted), tuple(arrays))
+        if not self._fits(value.parts):
+            raise BadChunk(f"parts of another model: {value.parts}")
+        wanted = needed(value, self._needs)
+        arrays = await asyncio.gather(*(within(ref, timeout_s) for ref in wanted.refs))
+        return Payload(wanted.parts, tuple(arrays))
+
+
+def needed(value: Parted, needs: Callable[[Part], bool]) -> Parted:
+    """The same with those parts alone that somebody wants."""
+    pairs = [pair for pair in zip(value.parts, value.refs, strict=True) if needs(pair[0])]
+    return Parted(tuple(part for part, _ in pairs), tuple(ref for _, ref in pairs))
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether the object itself is gone, for whoever reads it."""
+    return isinstance(error, ObjectLostError)
 
 
 async def within(ref: Awaitable[T], timeout_s: float) -> T:
@@ -68,16 +93,33 @@ async def pulled(exporters: Sequence[Any], meta: ChunkMeta, parts: tuple[Part, .
         return refs[0]
     for part, payload in zip(parts, payloads, strict=True):
         check_payload(payload, meta.n_blocks * block_bytes(part))
-    # A node's pool counts what lies on its node.
-    kept = (ray.put(payload) if part.away else ref for part, ref, payload in zip(parts, refs, payloads, strict=True))
-    return Parted(parts, tuple(kept))
+    for at, part in enumerate(parts):
+        if part.away:  # a node's pool counts what lies on its node
+            refs[at] = await asyncio.to_thread(ray.put, payloads[at])
+    return Parted(parts, tuple(refs))
 
 
 async def put_together(
     metas: Sequence[ChunkMeta], others: Sequence[Any], parts: tuple[Part, ...], buffer: ExportBuffer
-) -> None:
-    """Makes whole chunks of the first parts, which wait in ``buffer``, and those that ``others`` export."""
-    for meta in metas:
-        own = buffer.take(meta.chunk_id)
-        more = await asyncio.gather(*(one.export_chunk.remote(meta.chunk_id) for one in others))
-        buffer.put(meta.chunk_id, together(parts, [own, *more], meta.n_blocks))
+) -> bool:
+    """Makes whole chunks of the first parts, which wait in ``buffer``, and those that ``others`` export. False: one of
+    them failed.
+    """
+    try:
+        for meta in metas:
+            own = buffer.take(meta.chunk_id)
+            more = await asyncio.gather(*(one.export_chunk.remote(meta.chunk_id) for one in others))
+            whole = await asyncio.to_thread(together, parts, [own, *more], meta.n_blocks)
+            buffer.put(meta.chunk_id, whole)
+    except Exception as error:
+        log.info("chunks could not be put together: %r", error)
+        return False
+    return True
+
+
+def moved(found: Sequence[tuple[Piece, Read]], pieces: Sequence[Piece], payloads: Sequence[Any]) -> int:
+    """Bytes that a read has brought, and the one more chunk of which it at most had the greater part when it was given
+    up: that a link is too slow is learnt as well.
+    """
+    late = next((p for p, payload in zip(pieces, payloads, strict=True) if isinstance(payload, TimeoutError)), None)
+    return sum(piece.nbytes for piece, _ in found) + (late.nbytes if late is not None else 0)

@@ -177,6 +177,7 @@ class Leader:
                 own |= {"memory_bytes": peer.state.memory_bytes, "together_s": round(peer.state.together_s, 3)}
                 own |= {"steps": peer.state.steps, "busy_s": round(peer.state.busy_s, 3)}
                 own |= {"kv_given_bytes": peer.state.given_bytes, "kv_taken_bytes": peer.state.taken_bytes}
+                own |= {"kv_waiting_bytes": peer.state.waiting_bytes, "kv_held_chunks": peer.state.held_chunks}
             found.append(own)
         return found
 
@@ -298,8 +299,8 @@ class Follower:
     waiting: Waiting = field(default_factory=Waiting)
     together: Waiting = field(default_factory=Waiting)
     work: Work = field(default_factory=Work)
-    # Bytes of K/V that this rank has given to pools and taken from them.
-    moved: Callable[[], tuple[int, int]] = lambda: (0, 0)
+    # What :meth:`serve_app.parallel.shelf.Shelf.look` tells.
+    moved: Callable[[], tuple[int, int, int, int]] = lambda: (0, 0, 0, 0)
     _sending: threading.Lock = field(default_factory=threading.Lock)
 
     @classmethod

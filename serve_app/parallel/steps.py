@@ -222,9 +222,9 @@ def follow(
         elif isinstance(said, RankExport) and owned:
             data = take_part(kv, owned, _blocks(said.blocks))
             shelf.give(said.chunk_id, data.numel(), HostCopy(data))
-        elif isinstance(said, RankCopyIn):
+        elif isinstance(said, RankCopyIn) and runs:
             put_parts(kv, runs, _blocks(said.blocks), of_whole(shelf.held(said.ticket), whole), said.first)
-        elif isinstance(said, RankDrop):
+        elif isinstance(said, RankDrop) and runs:
             shelf.drop(said.tickets)
         elif isinstance(said, RankCopy):
             kv.copy_within(_blocks(said.sources), _blocks(said.targets))

@@ -113,6 +113,9 @@ class RankState(Message, tag="rank-state:3", frozen=True):
     # Bytes of K/V that it has given to pools and taken from them itself.
     given_bytes: int = 0
     taken_bytes: int = 0
+    # Of these: that wait for the pool, and chunks that it holds for rank 0.
+    waiting_bytes: int = 0
+    held_chunks: int = 0
 
 
 class RankReady(Message, tag="rank-ready:1", frozen=True):

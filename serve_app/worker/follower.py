@@ -61,7 +61,7 @@ def _follow(
     log.info("%s has read %d bytes of files in %.1f s and holds weights of %d bytes", place, read, seconds, held)
     linears = model.adapters.whole_linears if model.adapters is not None else ()  # type: ignore[attr-defined]
     states = model.kv_shape.states
-    link.moved = lambda: (shelf.given_bytes, shelf.taken_bytes)
+    link.moved = shelf.look
     link.say(RankLoaded(rank, model.part, read, held, seconds, linears, told_states(states), states.single, node))
     progress("ready")
     own = CacheShard.of(model.part, model.kv_shape.dtype, states)

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from serve_app.kv.chunk import ChunkMeta
 from serve_app.kv.client import KVClient
 from serve_app.kv.export import ExportBuffer
+from serve_app.kv.parts import block_bytes
 from serve_app.worker.tasks import Tasks
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ AWAITED_S = 2.0
 
 
 class Publisher:
-    """Lives on the worker's event loop, except for :meth:`emit`, which the engine's thread calls.
+    """Lives on the worker's event loop, except for :meth:`admit` and :meth:`emit`, which the engine's thread calls.
 
     ``exporter()``: the actor that the pool asks for a chunk's bytes, or this rank's, by ``export_chunk(chunk_id)``.
     """
@@ -53,19 +55,32 @@ class Publisher:
         """Counts since the start: of the client, and of chunks that were dropped."""
         return {**asdict(self.client.stats), "dropped": self.exports.dropped}
 
-    def emit(self, request_id: str, meta: Any, copy: Callable[[], np.ndarray]) -> None:
-        """Takes a chunk from the engine's thread. What is on its way to the pool is bounded: beyond that chunks are
-        dropped, those of :attr:`awaited` requests only after a wait.
+    def admit(self, request_id: str, meta: ChunkMeta) -> bool:
+        """Makes a place for a chunk, in the engine's thread. What is on its way to the pool is bounded: beyond that
+        chunks are dropped, those of :attr:`awaited` requests only after a wait.
         """
         wait_s = AWAITED_S if request_id in self.awaited else 0.0
-        if self.loop is not None and self.exports.begin(meta.nbytes, wait_s):
+        return self.loop is not None and self.exports.begin(self._own_bytes(meta), wait_s)
+
+    def emit(self, request_id: str, meta: ChunkMeta, copy: Callable[[], np.ndarray]) -> None:
+        """Takes a chunk that was admitted from the engine's thread."""
+        if self.loop is not None:
             self.loop.call_soon_threadsafe(self._publish, request_id, meta, copy)
+
+    def _own_bytes(self, meta: ChunkMeta) -> int:
+        """What of a chunk waits in this process."""
+        shared = self._shared_of(meta)
+        return meta.nbytes if shared is None else meta.n_blocks * block_bytes(shared.parts[0])
+
+    def _shared_of(self, meta: ChunkMeta) -> Shared | None:
+        """How the chunk is divided; None: not at all, as states are, which are rank 0's to give."""
+        return self.shared if self.shared is not None and self.shared.layout == meta.layout else None
 
     async def published(self, request_id: str) -> None:
         """Waits until the pool has what the engine has emitted for a request so far."""
         await asyncio.gather(*self._publishing.get(request_id, ()))
 
-    def _publish(self, request_id: str, meta: Any, copy: Callable[[], np.ndarray]) -> None:
+    def _publish(self, request_id: str, meta: ChunkMeta, copy: Callable[[], np.ndarray]) -> None:
         task = self._tasks.start(self._hand_over(meta, copy))
         self._publishing.setdefault(request_id, []).append(task)
         task.add_done_callback(lambda done: self._published(request_id, done))
@@ -76,14 +91,16 @@ class Publisher:
         if not tasks:
             del self._publishing[request_id]
 
-    async def _hand_over(self, meta: Any, copy: Callable[[], np.ndarray]) -> None:
+    async def _hand_over(self, meta: ChunkMeta, copy: Callable[[], np.ndarray]) -> None:
         """Puts the copy where the pool will fetch it, and tells the pool."""
+        shared = self._shared_of(meta)
+        others, parts = ((), ()) if shared is None else (shared.others, shared.parts)
         try:
             payload = await asyncio.get_running_loop().run_in_executor(self._copies, copy)
             self.exports.put(meta.chunk_id, payload)
-            # States are rank 0's to give.
-            shared = self.shared if self.shared is not None and self.shared.layout == meta.layout else None
-            others, parts = ((), ()) if shared is None else (shared.others, shared.parts)
-            await self.client.publish([meta], self._exporter(), self.exports, others=others, parts=parts)
+            held = await self.client.publish([meta], self._exporter(), self.exports, others=others, parts=parts)
+            if meta.chunk_id not in held and others:
+                forgotten = (other.forget.remote([meta.chunk_id]) for other in others)
+                await asyncio.gather(*forgotten, return_exceptions=True)
         finally:
-            self.exports.end(meta.nbytes)
+            self.exports.end(self._own_bytes(meta))

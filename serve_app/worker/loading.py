@@ -158,7 +158,8 @@ def load_engine(
 
     def plug_in(engine: Engine) -> None:
         if spec.publish and model.kv_shape.layers:
-            engine.exporter = ChunkExporter(engine.runner.kv, publisher.emit, engine.scheduler.states.slot_of)
+            kv, slot_of = engine.runner.kv, engine.scheduler.states.slot_of
+            engine.exporter = ChunkExporter(kv, publisher.emit, slot_of, publisher.admit)
             publisher.shared = shared_by(engine.runner.kv)
         drafting = drafter.plug_in(engine) if drafter is not None else None
         if proposers := _proposers(spec, drafting):

@@ -17,9 +17,10 @@ from typing import Any
 
 from serve_app.engine.kv_cache import KVCache
 from serve_app.engine.loop import EngineLoop, EngineStopped
-from serve_app.engine.parted import needs
-from serve_app.kv.parts import Payload
-from serve_app.kv.reading import ObjectReader, Read, Reader, Value, within
+from serve_app.engine.parted import fits, held_whole, needs, part_of
+from serve_app.kv.chunk import BadChunk
+from serve_app.kv.parts import Parted, Payload
+from serve_app.kv.reading import ElsewhereFailed, ObjectReader, Read, Reader, Value, is_lost, needed, within
 from serve_app.parallel.cache import GroupCache
 from serve_app.parallel.shelf import Shelf
 from serve_app.wire.parts import Part
@@ -28,7 +29,7 @@ from serve_app.wire.parts import Part
 TOGETHER_S = 0.05
 # What a rank needs to answer, beside reading.
 ANSWER_S = 0.5
-LATE = "late"
+LATE, LOST = "late", "lost"
 
 
 @dataclass(slots=True, frozen=True)
@@ -41,16 +42,17 @@ class Shared:
 
 
 class RankReader:
-    """Rank 0's. ``needs``: whether it takes a part itself; ``drop(tickets)``: tells ranks what nobody needs any more,
-    from any thread.
+    """Rank 0's. ``others``: the ranks beside it that keep anything, as their actors, each with what it needs; ``own``:
+    what rank 0 reads with; ``drop(tickets)``: tells ranks what nobody needs any more, from any thread.
     """
 
     def __init__(
-        self, handles: Sequence[Any], needs: Callable[[Part], bool], drop: Callable[[list[int]], object]
+        self,
+        others: Sequence[tuple[Any, Callable[[Part], bool]]],
+        own: ObjectReader,
+        drop: Callable[[list[int]], object],
     ) -> None:
-        self._handles = handles
-        self._own = ObjectReader(needs)
-        self._drop = drop
+        self._others, self._own, self._drop = others, own, drop
         self._tickets = itertools.count(1)
         self._gone: list[int] = []
 
@@ -60,14 +62,17 @@ class RankReader:
         loop = asyncio.get_running_loop()
         given: set[int] = set()
         try:
-            calls = (one.hold.remote(tickets, list(values), timeout_s) for one in self._handles)
-            asked = (within(call, timeout_s + ANSWER_S) for call in calls)
+            asked = [
+                within(actor.hold.remote(tickets, _wanted(values, needs), timeout_s), timeout_s + ANSWER_S)
+                for actor, needs in self._others
+            ]
             own, *others = await asyncio.gather(self._own.read(values, deadline), *asked, return_exceptions=True)
             if isinstance(own, BaseException):
                 raise own
             found: list[Read | BaseException] = []
             for at, ticket in enumerate(tickets):
-                payload = _payload(own[at], ticket, next((e for e in (_trouble(one, at) for one in others) if e), None))
+                trouble = next((error for one in others if (error := _trouble(one, at)) is not None), None)
+                payload = _payload(own[at], ticket, trouble)
                 if isinstance(payload, Payload):
                     given.add(ticket)
                     weakref.finalize(payload, self._finished, loop, ticket).atexit = False
@@ -95,13 +100,16 @@ class RankReader:
 def reader_of(kv: KVCache, engine_loop: EngineLoop) -> Reader:
     """What reads chunks for a cache."""
     if not isinstance(kv, GroupCache):
-        return ObjectReader()
+        return ObjectReader(fits=partial(fits, part_of(held_whole(kv.shape))))
+    whole = kv.whole
 
     def drop(tickets: list[int]) -> None:
         with contextlib.suppress(EngineStopped):
             engine_loop.call(lambda engine: kv.drop(tickets))
 
-    return RankReader(kv.whole.handles, partial(needs, kv.runs), drop)
+    runs = [part.runs() for part in whole.parts]
+    others = [(actor, partial(needs, of_it)) for actor, of_it in zip(whole.handles, runs[1:], strict=True) if of_it]
+    return RankReader(others, ObjectReader(partial(needs, kv.runs), partial(fits, whole.one_piece)), drop)
 
 
 def shared_by(kv: KVCache) -> Shared | None:
@@ -116,30 +124,43 @@ async def hold(shelf: Shelf, tickets: Sequence[int], values: Sequence[Value], ti
     """Another rank's side: reads its parts of ``values`` and keeps them under ``tickets``. For each what went wrong,
     or "".
     """
-    found = await ObjectReader(shelf.needs).read(values, time.monotonic() + timeout_s)
-    said = []
-    for ticket, read in zip(tickets, found, strict=True):
-        if isinstance(read, BaseException):
-            shelf.failed(ticket)
-            said.append(LATE if isinstance(read, TimeoutError) else repr(read))
-        else:
+    shelf.expect(tickets)
+    said, kept = [], set()
+    try:
+        found = await ObjectReader().read(values, time.monotonic() + timeout_s)
+        for ticket, read in zip(tickets, found, strict=True):
+            if isinstance(read, BaseException):
+                said.append(LATE if isinstance(read, TimeoutError) else LOST if is_lost(read) else repr(read))
+                continue
             shelf.hold(ticket, read if isinstance(read, Payload) else Payload((), (read,)))
+            kept.add(ticket)
             said.append("")
-    return said
+        return said
+    finally:
+        # Rank 0 will say the same, of all that one of the ranks has not read.
+        shelf.release([ticket for ticket in tickets if ticket not in kept])
+
+
+def _wanted(values: Sequence[Value], needs: Callable[[Part], bool]) -> list[Value]:
+    return [needed(value, needs) if isinstance(value, Parted) else value for value in values]
 
 
 def _trouble(answers: Any, at: int) -> BaseException | None:
     """What a rank could not do: it as a whole, or with one of the chunks."""
-    if isinstance(answers, BaseException):
+    if isinstance(answers, TimeoutError):
         return answers
+    if isinstance(answers, BaseException):
+        return ElsewhereFailed(repr(answers))
     if not answers[at]:
         return None
-    return TimeoutError() if answers[at] == LATE else RuntimeError(f"a rank could not read it: {answers[at]}")
+    if answers[at] == LATE:
+        return TimeoutError()
+    return BadChunk("an object of it is lost") if answers[at] == LOST else ElsewhereFailed(answers[at])
 
 
 def _payload(own: Read | BaseException, ticket: int, trouble: BaseException | None) -> Read | BaseException:
-    if trouble is not None or isinstance(own, BaseException):
-        return own if isinstance(own, BaseException) else trouble  # type: ignore[return-value]
-    if isinstance(own, Payload):
-        return Payload(own.parts, own.arrays, ticket)
-    return Payload((), (own,), ticket)
+    if isinstance(own, BaseException):
+        return own
+    if trouble is not None:
+        return trouble
+    return Payload(own.parts, own.arrays, ticket) if isinstance(own, Payload) else Payload((), (own,), ticket)

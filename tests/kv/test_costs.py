@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from serve_app.kv.client import moved
 from serve_app.kv.costs import PRIORS, FetchCosts
+from serve_app.kv.reading import moved
 
 MIB = 1 << 20
 

@@ -24,6 +24,7 @@ from serve_app.engine.kv_io.transfer import ChunkExporter, LoadedPiece, StoredPr
 from serve_app.engine.parted import held_whole, needs, part_of
 from serve_app.kv.chunk import ChunkMeta
 from serve_app.kv.parts import check_parts, run_views, together
+from serve_app.kv.reading import ObjectReader
 from serve_app.models.load import CausalModel
 from serve_app.parallel.cache import GroupShape
 from serve_app.parallel.link import LinkAddress
@@ -61,7 +62,9 @@ def child(spec: WorkerSpec, rank: int, address: LinkAddress, line: Any = None) -
 
 def _answer(line: Any, shelf: Shelf) -> None:
     """What a rank's actor does (``deployments/rank_worker.py``)."""
-    calls = {"export_chunk": shelf.take, "hold": lambda *told: asyncio.run(hold(shelf, *told))}
+    calls = {
+        "export_chunk": shelf.take, "forget": shelf.forget, "hold": lambda *told: asyncio.run(hold(shelf, *told))
+    }  # fmt: skip
     with contextlib.suppress(EOFError):
         while True:
             name, told = line.recv()
@@ -76,7 +79,8 @@ class RankProcess:
 
     def __init__(self, process: Any, line: Any) -> None:
         self.process, self._line, self._lock = process, line, threading.Lock()
-        self.hold, self.export_chunk = (Method(partial(self.ask, name)) for name in ("hold", "export_chunk"))
+        names = "hold", "export_chunk", "forget"
+        self.hold, self.export_chunk, self.forget = (Method(partial(self.ask, name)) for name in names)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.process, name)
@@ -200,7 +204,9 @@ def read_by(model: CausalModel, prefix: StoredPrefix) -> StoredPrefix:
     shape = model.kv_shape
     if not isinstance(shape, GroupShape):
         return prefix
-    reader = RankReader(shape.handles, partial(needs, shape.parts[0].runs()), lambda gone: None)
+    runs = [part.runs() for part in shape.parts]
+    others = [(actor, partial(needs, of_it)) for actor, of_it in zip(shape.handles, runs[1:], strict=True) if of_it]
+    reader = RankReader(others, ObjectReader(partial(needs, runs[0])), lambda gone: None)
     values = [Ready(piece.payload.numpy()) for piece in prefix.pieces]
     found = asyncio.run(reader.read(values, time.monotonic() + 30))
     pieces = [dataclasses.replace(piece, payload=read) for piece, read in zip(prefix.pieces, found, strict=True)]

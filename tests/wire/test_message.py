@@ -113,7 +113,8 @@ FIELDS = {
     "rank-record:1": "size adapted",
     "rank-state-in:1": "slot",
     "rank-state-out:1": "slot",
-    "rank-state:3": "rank pid memory_bytes seconds together_s waits_s steps busy_s given_bytes taken_bytes",
+    "rank-state:3": "rank pid memory_bytes seconds together_s waits_s steps busy_s given_bytes "
+    "taken_bytes waiting_bytes held_chunks",
     "rank-step:5": "input_ids positions slots query_start seq_lens block_tables sample_rows max_query_len max_seq_len "
     "total_seq_len decodes extended embedded_rows embedded_values ends adapters axes captured states graph",
     "resume:1": "streams",

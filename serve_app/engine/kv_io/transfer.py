@@ -96,8 +96,17 @@ class ChunkExporter:
     payload, or this process's part of it, in any thread.
     """
 
-    def __init__(self, kv: KVCache, emit: Emit, states: Callable[[bytes], int] = lambda key: 0) -> None:
-        """``states``: the slot where the states behind a block or tail are kept, 0 for none."""
+    def __init__(
+        self,
+        kv: KVCache,
+        emit: Emit,
+        states: Callable[[bytes], int] = lambda key: 0,
+        admit: Callable[[str, ChunkMeta], bool] = lambda request_id, meta: True,
+    ) -> None:
+        """``states``: the slot where the states behind a block or tail are kept, 0 for none; ``admit``: whether there
+        is room for a chunk, asked before it is cut out.
+        """
+        self._admit = admit
         self._kv = kv
         self._states = states
         self._layout = kv.shape.layout
@@ -142,7 +151,8 @@ class ChunkExporter:
             root=request.root, start_token=0, n_tokens=BLOCK_TOKENS, block_keys=[state_key(key)], tail_key=None,
             layout=layout, tenant=request.tenant,
         )  # fmt: skip
-        self._emit(request.id, named, HostCopy(self._kv.state_out(slot)))
+        if self._admit(request.id, named):
+            self._emit(request.id, named, HostCopy(self._kv.state_out(slot)))
 
     def forget(self, request_id: str) -> None:
         self._done.pop(request_id, None)
@@ -163,4 +173,6 @@ class ChunkExporter:
             layout=self._layout,
             tenant=request.tenant,
         )
-        self._emit(request.id, meta, self._kv.export(meta.chunk_id, blocks[start // BLOCK_TOKENS : blocks_for(end)]))
+        if self._admit(request.id, meta):
+            taken = blocks[start // BLOCK_TOKENS : blocks_for(end)]
+            self._emit(request.id, meta, self._kv.export(meta.chunk_id, taken))
