@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from serve_app.costs.transfers import Rate
+from serve_app.engine.block_copies import raw, write_blocks
 from serve_app.engine.blocks import BLOCK_TOKENS
 from serve_app.engine.gpu.staging import to_device
 from serve_app.engine.host_copy import HostCopy
@@ -159,7 +160,7 @@ class KVCache:
         if not self.planes:  # of layers that keep states alone: chunks stand for their tokens, and have a byte a block
             return torch.zeros(len(blocks) * self.shape.layout.block_bytes, dtype=torch.uint8, device=self.device)
         index = self.index(blocks)
-        parts = [_raw(plane).index_select(2, index).view(torch.uint8).flatten() for plane in self.planes]
+        parts = [raw(plane).index_select(2, index).view(torch.uint8).flatten() for plane in self.planes]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def export(self, chunk_id: str, blocks: list[int]) -> Callable[[], np.ndarray]:
@@ -171,8 +172,8 @@ class KVCache:
     def copy_within(self, sources: list[int], targets: list[int]) -> None:
         """Overwrites blocks ``targets`` with ``sources``, all of which are read first."""
         read, written = self.index(sources), self.index(targets)
-        for plane in map(_raw, self.planes):
-            plane.index_copy_(2, written, plane.index_select(2, read))
+        for plane in map(raw, self.planes):
+            write_blocks(plane, targets, written, plane.index_select(2, read))
 
     def copy_in(self, blocks: list[int], payload: Tensor | Payload, first: int = 0) -> None:
         """Overwrites ``blocks`` with as many blocks of ``payload`` (see :meth:`copy_out`), from its ``first`` on.
@@ -200,7 +201,7 @@ class KVCache:
             size = held * plane[:, :, 0].numel() * plane.itemsize
             part = payload[at : at + size].view(plane.dtype).view(layers, two, held, heads, tokens, dim)
             source = part[:, :, first : first + len(blocks)].to(self.device, non_blocking=True)
-            _raw(plane).index_copy_(2, index, _raw(source))
+            write_blocks(raw(plane), blocks, index, raw(source))
             at += size
         # From memory that is not pinned a copy to a GPU has ended, or nearly, when the call returns.
         self.copies.add(len(blocks) * self.shape.block_bytes, time.perf_counter() - began)
@@ -225,8 +226,3 @@ class KVCache:
     def index(self, blocks: list[int]) -> Tensor:
         """int64 on the cache's device, without waiting for the steps that are under way there."""
         return to_device([np.array(blocks, np.int64)], self.device)[0]
-
-
-def _raw(plane: Tensor) -> Tensor:
-    """Bytes instead of float8, which few of torch's operators know."""
-    return plane.view(torch.uint8) if plane.dtype.itemsize == 1 else plane

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from serve_app.engine.block_copies import raw, write_blocks
 from serve_app.engine.blocks import BLOCK_TOKENS
 from serve_app.kv.parts import Payload, run_bytes
 from serve_app.wire.parts import Part, Run
@@ -93,7 +94,7 @@ def take_part(kv: KVCache, runs: Sequence[Held], blocks: list[int]) -> Tensor:
     if not runs:
         return torch.empty(0, dtype=torch.uint8, device=kv.device)
     index = kv.index(blocks)
-    taken = [_bytes(kv.planes[each.plane])[each.at : each.at + each.run.layers].index_select(2, index) for each in runs]
+    taken = [raw(kv.planes[each.plane])[each.at : each.at + each.run.layers].index_select(2, index) for each in runs]
     flat = [each.view(torch.uint8).flatten() for each in taken]
     return flat[0] if len(flat) == 1 else torch.cat(flat)
 
@@ -110,19 +111,27 @@ def put_parts(kv: KVCache, runs: Sequence[Held], blocks: list[int], payload: Pay
         held_blocks, rest = divmod(array.nbytes, sum(map(run_bytes, part.runs)))
         if rest or first + len(blocks) > held_blocks:
             raise ValueError(f"{array.nbytes} bytes do not hold blocks {first} to {first + len(blocks)} of {part}")
-        missing -= _put(kv, runs, index, part, array, held_blocks, slice(first, first + len(blocks)))
+        missing -= _put(kv, runs, blocks, index, part, array, held_blocks, first)
     if missing:
         raise ValueError(f"parts {payload.parts} leave out {missing} heads of {[each.run for each in runs]}")
 
 
 def _put(
-    kv: KVCache, runs: Sequence[Held], index: Tensor, part: Part, array: np.ndarray, blocks: int, wanted: slice
+    kv: KVCache,
+    runs: Sequence[Held],
+    blocks: list[int],
+    index: Tensor,
+    part: Part,
+    array: np.ndarray,
+    has: int,
+    first: int,
 ) -> int:
-    """The heads, of all layers, that ``part`` had."""
+    """The heads, of all layers, that ``part`` had; ``has``: blocks."""
     at = count = 0
+    wanted = slice(first, first + len(blocks))
     for run in part.runs:
-        size = blocks * run_bytes(run)
-        source = array[at : at + size].reshape(run.layers, run.sides, blocks, run.heads, BLOCK_TOKENS, run.width)
+        size = has * run_bytes(run)
+        source = array[at : at + size].reshape(run.layers, run.sides, has, run.heads, BLOCK_TOKENS, run.width)
         at += size
         for mine in runs:
             common = _shared(mine.run, run)
@@ -131,12 +140,12 @@ def _put(
             layers, heads = common
             if (run.sides, run.width) != (mine.run.sides, mine.run.width):
                 raise ValueError(f"{run} is of another model than {mine.run}")
-            target = _bytes(kv.planes[mine.plane])
+            target = raw(kv.planes[mine.plane])
             found = torch.from_numpy(source[_within(layers, run.layer), :, wanted, _within(heads, run.head)])
             found = found.view(target.dtype).to(kv.device, non_blocking=True)
             place = _within(layers, mine.run.layer)
             place = slice(mine.at + place.start, mine.at + place.stop)
-            target[place, :, :, _within(heads, mine.run.head)].index_copy_(2, index, found)
+            write_blocks(target[place, :, :, _within(heads, mine.run.head)], blocks, index, found)
             count += len(layers) * len(heads)
     return count
 
@@ -150,8 +159,3 @@ def _shared(one: Run, other: Run) -> tuple[range, range] | None:
 
 def _within(numbers: range, first: int) -> slice:
     return slice(numbers.start - first, numbers.stop - first)
-
-
-def _bytes(plane: Tensor) -> Tensor:
-    """Bytes instead of float8, which few of torch's operators know."""
-    return plane.view(torch.uint8) if plane.dtype.itemsize == 1 else plane
