@@ -196,5 +196,5 @@ def test_batches_with_adapters_have_graphs_of_their_own(model, monkeypatch):
     assert sorted(graphs._adapted) == [1, 2, 4, 8]
     assert [0, 1, 2, 0, 0, 0, 0, 0] in seen
     # One that cannot be captured leaves the others theirs.
-    graphs._refuse(adapted=True)
+    graphs.refuse(adapted=True)
     assert graphs.captured == [1, 2, 4, 8] and not graphs._adapted and not graphs.prepare()
