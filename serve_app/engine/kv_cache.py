@@ -26,7 +26,7 @@ from serve_app.engine.block_copies import raw, write_blocks
 from serve_app.engine.blocks import BLOCK_TOKENS
 from serve_app.engine.gpu.staging import to_device
 from serve_app.engine.host_copy import HostCopy
-from serve_app.engine.parted import held_whole, put_parts
+from serve_app.engine.parted import Held, held_whole, put_parts
 from serve_app.engine.states import StateShape
 from serve_app.kv.chunk import Layout
 from serve_app.kv.parts import Payload
@@ -123,11 +123,12 @@ COPY_BYTES_S = {"cuda": 1.2e10, "cpu": 4e9}
 class KVCache:
     """Keys and values of ``num_blocks`` blocks on one device, and ``states``: their parts, [slots, ...] each."""
 
-    __slots__ = ("_layers", "copies", "device", "num_blocks", "planes", "shape", "states")
+    __slots__ = ("_held", "_layers", "copies", "device", "num_blocks", "planes", "shape", "states")
 
     def __init__(self, shape: KVShape, num_blocks: int, device: str | torch.device, slots: int = 0) -> None:
         self.states = shape.states.allocate(1 + slots, device)
         self.shape, self.num_blocks = shape, num_blocks
+        self._held: list[Held] | None = None  # of a model in one process, once somebody asks
         # One tensor per distinct shape, in the order in which the shapes first occur.
         self.planes: list[Tensor] = []
         self._layers: list[Tensor] = [torch.empty(0)] * len(shape.layers)
@@ -185,7 +186,9 @@ class KVCache:
             return
         if isinstance(payload, Payload):
             began = time.perf_counter()
-            put_parts(self, held_whole(self.shape), blocks, payload, first)
+            if self._held is None:
+                self._held = held_whole(self.shape)
+            put_parts(self, self._held, blocks, payload, first)
             self.copies.add(len(blocks) * self.shape.block_bytes, time.perf_counter() - began)
             return
         held, rest = divmod(payload.numel(), self.shape.block_bytes)

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from serve_app.engine.block_copies import raw, write_blocks
-from serve_app.engine.blocks import BLOCK_TOKENS
-from serve_app.kv.parts import Payload, run_bytes
+from serve_app.kv.parts import Payload, block_bytes, layers_of, run_views
 from serve_app.wire.parts import Part, Run
 
 if TYPE_CHECKING:
@@ -80,13 +79,9 @@ def needs(runs: Sequence[Held], part: Part) -> bool:
 
 def fits(whole: Part, parts: Sequence[Part]) -> bool:
     """Whether ``parts`` are of a model whose chunks in one piece lie as ``whole`` says."""
-    shapes = {run.layer + at: (run.sides, run.width) for run in whole.runs for at in range(run.layers)}
-    return all(
-        shapes.get(run.layer + at) == (run.sides, run.width)
-        for part in parts
-        for run in part.runs
-        for at in range(run.layers)
-    )
+    shapes = {layer: (run.sides, run.width) for run in whole.runs for layer in layers_of(run)}
+    runs = [run for part in parts for run in part.runs]
+    return all(shapes.get(layer) == (run.sides, run.width) for run in runs for layer in layers_of(run))
 
 
 def take_part(kv: KVCache, runs: Sequence[Held], blocks: list[int]) -> Tensor:
@@ -108,7 +103,7 @@ def put_parts(kv: KVCache, runs: Sequence[Held], blocks: list[int], payload: Pay
     for part, array in zip(payload.parts, payload.arrays, strict=True):
         if not part.runs:  # of a rank whose layers keep states alone
             continue
-        held_blocks, rest = divmod(array.nbytes, sum(map(run_bytes, part.runs)))
+        held_blocks, rest = divmod(array.nbytes, block_bytes(part))
         if rest or first + len(blocks) > held_blocks:
             raise ValueError(f"{array.nbytes} bytes do not hold blocks {first} to {first + len(blocks)} of {part}")
         missing -= _put(kv, runs, blocks, index, part, array, held_blocks, first)
@@ -127,12 +122,9 @@ def _put(
     first: int,
 ) -> int:
     """The heads, of all layers, that ``part`` had; ``has``: blocks."""
-    at = count = 0
+    count = 0
     wanted = slice(first, first + len(blocks))
-    for run in part.runs:
-        size = has * run_bytes(run)
-        source = array[at : at + size].reshape(run.layers, run.sides, has, run.heads, BLOCK_TOKENS, run.width)
-        at += size
+    for run, source in run_views(part, array, has):
         for mine in runs:
             common = _shared(mine.run, run)
             if common is None:

@@ -17,12 +17,10 @@ _MODEL_ID = re.compile(r"@?[A-Za-z0-9][\w.:+-]*(/[A-Za-z0-9][\w.:+-]*)*", re.ASC
 def up(model: ServedModel, name: str, *, here: bool = False) -> ServedModel:
     """``model``, which a request calls ``name``. Raises `ModelLoading`. ``here``: no other cluster will do."""
     if not model.ready and not model.scales_to_zero and (here or not model.elsewhere):
-        how = (
-            {"how": "could not be started; GET /health says why"}
-            if model.detail.get("state") == "deploy_failed"
-            else {}
-        )
-        raise ModelLoading(name.removeprefix("workers-ai/"), retry_after=2.0, **how)
+        told = name.removeprefix("workers-ai/")
+        if model.detail.get("state") == "deploy_failed":
+            raise ModelLoading(told, 2.0, "could not be started; GET /health says why")
+        raise ModelLoading(told, 2.0)
     return model
 
 

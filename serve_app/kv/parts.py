@@ -48,6 +48,11 @@ class Payload:
         return not self.parts and len(self.arrays) == 1
 
 
+def layers_of(run: Run) -> range:
+    """Of the model."""
+    return range(run.layer, run.layer + run.layers)
+
+
 def run_bytes(run: Run) -> int:
     """Of a block."""
     return run.layers * run.sides * run.heads * BLOCK_TOKENS * run.width
@@ -99,14 +104,11 @@ def run_views(part: Part, array: NDArray[np.uint8], blocks: int) -> list[tuple[R
 def together(parts: Sequence[Part], arrays: Sequence[NDArray[np.uint8]], blocks: int) -> NDArray[np.uint8]:
     """The whole payload, as one process would have published it."""
     views = [pair for part, array in zip(parts, arrays, strict=True) for pair in run_views(part, array, blocks)]
-    heads: dict[int, int] = {}
-    for run, _ in views:
-        for layer in range(run.layer, run.layer + run.layers):
-            heads[layer] = max(heads.get(layer, 0), run.head + run.heads)
     shapes: dict[int, tuple[int, int, int]] = {}
     for run, _ in views:
-        for layer in range(run.layer, run.layer + run.layers):
-            shapes[layer] = (run.sides, heads[layer], run.width)
+        for layer in layers_of(run):
+            before = shapes[layer][1] if layer in shapes else 0
+            shapes[layer] = (run.sides, max(before, run.head + run.heads), run.width)
     planes: dict[tuple[int, int, int], list[int]] = {}
     for layer in sorted(shapes):
         planes.setdefault(shapes[layer], []).append(layer)
@@ -119,6 +121,6 @@ def together(parts: Sequence[Part], arrays: Sequence[NDArray[np.uint8]], blocks:
         targets |= {layer: plane[place] for place, layer in enumerate(layers)}
         at += size
     for run, view in views:
-        for place in range(run.layers):
-            targets[run.layer + place][:, :, run.head : run.head + run.heads] = view[place]
+        for layer, of_it in zip(layers_of(run), view, strict=True):
+            targets[layer][:, :, run.head : run.head + run.heads] = of_it
     return whole

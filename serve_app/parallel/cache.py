@@ -190,9 +190,10 @@ class GroupShape(KVShape):
 
     def allocate(self, num_blocks: int, device: str | torch.device, slots: int = 0) -> KVCache:
         """On every rank; this is rank 0's."""
+        one_piece = self.one_piece
         for rank, part in enumerate(self.parts[1:], 1):
             numbers = tuple(each.layer for each in part.layers)
-            self.leader.tell_one(rank, RankAllocate(num_blocks, slots, numbers, self.one_piece))
+            self.leader.tell_one(rank, RankAllocate(num_blocks, slots, numbers, one_piece))
         return GroupCache(self, num_blocks, device, slots)
 
     @contextmanager
@@ -210,7 +211,7 @@ class GroupCache(KVCache):
     steps are.
     """
 
-    __slots__ = ("own", "owned", "parts", "runs", "whole")
+    __slots__ = ("one_piece", "own", "owned", "parts", "runs", "whole")
 
     def __init__(self, shape: GroupShape, num_blocks: int, device: str | torch.device, slots: int = 0) -> None:
         mine = shape.parts[0]
@@ -220,7 +221,7 @@ class GroupCache(KVCache):
         self.num_blocks, self.device, self.planes, self._layers = num_blocks, own.device, own.planes, own._layers
         self.copies = Rate(COPY_BYTES_S["cuda" if own.device.type == "cuda" else "cpu"])
         self.runs, self.owned = mine.runs(), mine.owned(shape.group.place)
-        self.parts = shape.published()
+        self.parts, self.one_piece = shape.published(), shape.one_piece
 
     def copy_out(self, blocks: list[int]) -> Tensor:
         """No rank has all of a block."""
@@ -248,7 +249,7 @@ class GroupCache(KVCache):
         began = time.perf_counter()
         with self.whole.together():
             self.whole.leader.tell(RankCopyIn(_ids(blocks), payload.ticket, first))
-            put_parts(self.own, self.runs, blocks, of_whole(payload, self.whole.one_piece), first)
+            put_parts(self.own, self.runs, blocks, of_whole(payload, self.one_piece), first)
         self.copies.add(len(blocks) * self.whole.layout.block_bytes, time.perf_counter() - began)
 
     def drop(self, tickets: Sequence[int]) -> None:

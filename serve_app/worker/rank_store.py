@@ -109,7 +109,7 @@ def reader_of(kv: KVCache, engine_loop: EngineLoop) -> Reader:
 
     runs = [part.runs() for part in whole.parts]
     others = [(actor, partial(needs, of_it)) for actor, of_it in zip(whole.handles, runs[1:], strict=True) if of_it]
-    return RankReader(others, ObjectReader(partial(needs, kv.runs), partial(fits, whole.one_piece)), drop)
+    return RankReader(others, ObjectReader(partial(needs, kv.runs), partial(fits, kv.one_piece)), drop)
 
 
 def shared_by(kv: KVCache) -> Shared | None:
