@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from peft import PeftModel
 
-from serve_app.channel.inbox import TokenInbox
 from serve_app.state.blobs.adapters import CONFIG, WEIGHTS, blob, digest_of
 from serve_app.state.blobs.files import open_files
 from serve_app.wire.generate import AdapterAt
@@ -20,7 +19,7 @@ from tests import tiny
 from tests.models.heads.written import write_head
 from tests.parallel.test_adapters import forms
 from tests.parallel.test_handover import ANSWER, DIVISIONS, HEAD, LENGTH, Division, prompt
-from tests.parallel.workers import working
+from tests.parallel.workers import visit, working
 from tests.parity.test_adapters import make
 from tests.worker.world import MemoryPool, call, prefill_call, read
 
@@ -103,25 +102,12 @@ def test_every_division_takes_over_from_every_other(tmp_path, one_thread, name):
             assert (path.node, path.computed) == (LENGTH - 1, 1), (taking, giving, path)
         took.add((taking, giving))
 
-    async def visit():
-        inbox = TokenInbox()
-        await inbox.start()
-        try:
-            for index, division in enumerate(divisions):
-                async with started(division) as work:
-                    for giving in divisions[:index]:
-                        await takes(work, inbox, division, giving)
-                    for at in adapters.at:
-                        assert (await work.prefill(prefill_call(prompt(division), adapter=at))).cached == 0
-                    if case.options:
-                        assert (await answers(work, inbox, 1, division)).computed == 1
-                        assert work.stats().numbers["speculation"]["proposed_tokens"] > 0
-            for index, division in reversed(list(enumerate(divisions[:-1]))):
-                async with started(division) as work:
-                    for giving in divisions[index + 1 :]:
-                        await takes(work, inbox, division, giving)
-        finally:
-            await inbox.aclose()
+    async def gives(work, inbox, division):
+        for at in adapters.at:
+            assert (await work.prefill(prefill_call(prompt(division), adapter=at))).cached == 0
+        if case.options:
+            assert (await answers(work, inbox, 1, division)).computed == 1
+            assert work.stats().numbers["speculation"]["proposed_tokens"] > 0
 
-    asyncio.run(visit())
+    asyncio.run(visit(divisions, started, takes, gives))
     assert took == set(itertools.permutations(divisions, 2))

@@ -13,13 +13,12 @@ import numpy as np
 import pytest
 import transformers
 
-from serve_app.channel.inbox import TokenInbox
 from serve_app.models.load import load_causal_lm
 from tests import tiny
 from tests.models.heads.written import write_head
 from tests.packed import write_float4
 from tests.parallel.test_quantized import WIDE
-from tests.parallel.workers import working
+from tests.parallel.workers import visit, working
 from tests.parity.test_stateful import FAMILIES as STATEFUL
 from tests.worker.world import MemoryPool, call, prefill_call, read
 
@@ -111,26 +110,12 @@ def test_every_division_takes_over_from_every_other(tmp_path, one_thread, name):
         assert tokens == right[giving], (taking, giving)
         # The last token of a prompt is always computed.
         assert (result.path.node, result.path.computed) == (LENGTH - 1, 1), (taking, giving, result.path)
+        if options.get("draft_method"):
+            assert work.stats().numbers["speculation"]["proposed_tokens"] > 0
         took.add((taking, giving))
 
-    async def visit():
-        inbox = TokenInbox()
-        await inbox.start()
-        try:
-            for index, division in enumerate(divisions):
-                async with started(division) as work:
-                    for giving in divisions[:index]:
-                        await takes(work, inbox, division, giving)
-                    done = await work.prefill(prefill_call(prompt(division)))
-                    assert done.cached == 0
-            for index, division in reversed(list(enumerate(divisions[:-1]))):
-                async with started(division) as work:
-                    for giving in divisions[index + 1 :]:
-                        await takes(work, inbox, division, giving)
-                    if options.get("draft_method"):
-                        assert work.stats().numbers["speculation"]["proposed_tokens"] > 0
-        finally:
-            await inbox.aclose()
+    async def gives(work, inbox, division):
+        assert (await work.prefill(prefill_call(prompt(division)))).cached == 0
 
-    asyncio.run(visit())
+    asyncio.run(visit(divisions, started, takes, gives))
     assert took == set(itertools.permutations(divisions, 2))
