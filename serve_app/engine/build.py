@@ -153,8 +153,8 @@ def build_engine(model: CausalModel, limits: EngineLimits, wire: Callable[[Engin
     if slots:
         scheduler.states = StateSlots(slots, limits.max_num_seqs, PIECE if model.kv_shape.states.single else 0)
     # The rotation of a text is known on the host alone, and may change with its length; and so is which rows go through
-    # layers with states together.
-    fixed = model.extend_at is None and not slots and model.device.type == "cuda"
+    # layers with states, and through indexers, together.
+    fixed = model.extend_at is None and not slots and not model.chooses and model.device.type == "cuda"
     if limits.graphs and fixed and reads_lengths_on_device(model.device):
         record_steps(runner, limits.max_num_seqs, scheduler.max_model_len)
     engine = engine_over(runner, scheduler, under_way=limits.under_way, ahead=limits.overlap and fixed)

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from serve_app.kernels.attention import paged_attention, write_kv
+from serve_app.kernels.chosen import chosen_attention
 from serve_app.models.chunked import chunked_attention
 from serve_app.models.latent import latent_of
 from serve_app.models.spanned import spanned_attention
@@ -55,13 +56,15 @@ def paged_attention_forward(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    indices: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Writes the batch's K/V into its blocks, then attends.
 
     ``query`` [1, Hq, T, D], ``key`` [1, Hkv, T, D] and ``value`` [1, Hkv, T, Dv]; returns [1, T, Hq, Dv]. There is
     never a mask: causality, window, chunks and request borders follow from the batch. Raises ValueError for keys and
-    values that the cache was not made for.
+    values that the cache was not made for. ``indices`` [1, T, K] int32 are the keys that an indexer has chosen
+    (:mod:`serve_app.models.indexed`); K is 0 where these are all.
     """
     layer: PagedLayer = module.paged_layer  # type: ignore[assignment]
     batch = layer.carrier.batch if batch is None else batch
@@ -78,7 +81,10 @@ def paged_attention_forward(
         q, k, v = fit(q, k, v, cache.shape[-3], cache.shape[-1])
     write_kv(cache, k, v, batch.slots)
     options: dict[str, Any] = {"scale": scale, "window": sliding_window, "softcap": softcap, "sinks": s_aux}
-    if batch.ends is not None:
+    chosen = indices if indices is not None else _chosen(attention_mask)
+    if chosen is not None and chosen.shape[-1]:
+        out = chosen_attention(q, cache, batch, chosen[0], scale=scale, softcap=softcap, sinks=s_aux)
+    elif batch.ends is not None:
         out = spanned_attention(q, cache, batch, **options)
     elif layer.chunk and batch.max_seq_len > layer.chunk:
         out = chunked_attention(q, cache, batch, layer.chunk, **options)
@@ -87,6 +93,11 @@ def paged_attention_forward(
     if latent is not None:
         return latent.expand(out).unsqueeze(0), None
     return out[..., :width].unsqueeze(0), None
+
+
+def _chosen(mask: Tensor | None) -> Tensor | None:
+    """What an indexer has chosen, of families that hand it down where masks are."""
+    return mask if mask is not None and mask.dtype == torch.int32 else None
 
 
 def fit(q: Tensor, k: Tensor, v: Tensor, kv_heads: int, head_dim: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -6,8 +6,9 @@ linear of the model, whichever forward pass the model gets. A model that nobody 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -75,6 +76,17 @@ class Current:
                 self.batch = None
 
         return holding
+
+    @contextmanager
+    def within(self, batch: Batch, index: Tensor | slice) -> Iterator[None]:
+        """Linears get these rows of ``batch`` alone."""
+        before = self.batch
+        adapters = None if batch.adapters is None else batch.adapters[index]
+        self.batch = replace(batch, input_ids=batch.input_ids[index], adapters=adapters, tiles=None, sampled_tiles=None)
+        try:
+            yield
+        finally:
+            self.batch = before
 
 
 class ModuleLinear(Linear):

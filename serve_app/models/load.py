@@ -22,6 +22,7 @@ from serve_app.models.divided.check import check_part
 from serve_app.models.divided.division import looking
 from serve_app.models.divided.load import PartOfModel, load_part, refuse_divided
 from serve_app.models.encoding import media_encoders
+from serve_app.models.indexed import IndexedLayer, indexed_layers
 from serve_app.models.linears import Current, Plug, chained, linears_by_row, plug_modules
 from serve_app.models.loading.adapt import reading
 from serve_app.models.loading.check import check
@@ -46,7 +47,7 @@ from serve_app.models.media import MediaEncoder
 from serve_app.models.mixtures.coded import take_codes
 from serve_app.models.mixtures.mixture import own_weights
 from serve_app.models.quantization import quantize_linears
-from serve_app.models.stateful import stateful_layers
+from serve_app.models.stateful import StatefulLayer, stateful_layers
 from serve_app.parallel.group import Group
 from serve_app.wire.ranks import RankLayer
 
@@ -71,6 +72,7 @@ class CausalModel:
     # beyond is computed anew.
     extend_at: int | None = None
     recompute: bool = False
+    chooses: bool = False  # which keys it attends to (`serve_app.models.indexed`)
     rules: Rules | None = None  # what its folder asks of each answer
     adapters: AdapterBank | None = None  # None: the model was loaded without places for adapters
     # Where several ranks divide the model: what this one keeps of each of its layers.
@@ -183,6 +185,7 @@ def load_causal_lm(
         report=report,
         extend_at=prepared.extend_at,
         recompute=prepared.recompute,
+        chooses=bool(indexed_layers(module)),
     )
     summing: Plug | None = None
     if part is not None and group is not None:
@@ -226,7 +229,8 @@ def load_causal_lm(
         from serve_app.models.loading.compare import probe
 
         current = Current()
-        for layer in stateful_layers(module):
+        inner: list[StatefulLayer | IndexedLayer] = [*stateful_layers(module), *indexed_layers(module)]
+        for layer in inner:
             layer.current = current
         local = model.forward if part is None else part.local_of(model.forward)
         forward = model.shared(current.around(local))

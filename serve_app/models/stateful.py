@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -104,33 +104,16 @@ class StatefulLayer:
             return self._texts(batch, states.rows[0], given)
         found: Any = None
         for part in states.rows:
-            with self._within(batch, part):
-                out = self._texts(batch, part, {name: _rows(value, rows, part) for name, value in given.items()})
+            with within(self.current, batch, part):
+                out = self._texts(batch, part, {name: rows_given(value, rows, part) for name, value in given.items()})
             found = _put(found, out, rows, part)
         return found
 
     def _token(self, batch: Any, rows: Rows, at: int, given: dict[str, Any]) -> Any:
         """The module on one of the ``rows`` of each text."""
         index = None if rows.index is None else rows.index.view(-1, rows.count)[:, at]
-        with self._within(batch, Rows(rows.begin + at, 1, None, rows.writes, index)):
+        with within(self.current, batch, Rows(rows.begin + at, 1, None, rows.writes, index)):
             return self.own(**{name: _token(value, rows, at) for name, value in given.items()})
-
-    @contextmanager
-    def _within(self, batch: Any, rows: Rows) -> Iterator[None]:
-        """Linears get the ``rows`` of ``batch`` alone."""
-        if self.current is None:
-            yield
-            return
-        before = self.current.batch
-        index = rows.index if rows.index is not None else slice(rows.begin, rows.begin + rows.count)
-        adapters = None if batch.adapters is None else batch.adapters[index]
-        self.current.batch = replace(
-            batch, input_ids=batch.input_ids[index], adapters=adapters, tiles=None, sampled_tiles=None
-        )
-        try:
-            yield
-        finally:
-            self.current.batch = before
 
     def _texts(self, batch: Any, rows: Rows, given: dict[str, Any]) -> Any:
         """The module on the ``rows`` that ``given`` has, with their states."""
@@ -154,10 +137,18 @@ class StatefulLayer:
         return out
 
 
-def _rows(value: Any, total: int, rows: Rows) -> Any:
-    """Of a tensor [1, total, ...] the rows [texts, count, ...]."""
+def within(current: Current | None, batch: Any, rows: Rows) -> AbstractContextManager[None]:
+    """Has linears get the ``rows`` of ``batch`` alone."""
+    if current is None:
+        return nullcontext()
+    index = rows.index if rows.index is not None else slice(rows.begin, rows.begin + rows.count)
+    return current.within(batch, index)
+
+
+def rows_given(value: Any, total: int, rows: Rows) -> Any:
+    """Of a tensor [1, total, ...] the rows [texts, count, ...], and the same of several; anything else as it is."""
     if isinstance(value, tuple):
-        return tuple(_rows(each, total, rows) for each in value)
+        return tuple(rows_given(each, total, rows) for each in value)
     if not isinstance(value, Tensor) or value.ndim < 2 or value.shape[:2] != (1, total):
         return value
     if rows.index is not None:

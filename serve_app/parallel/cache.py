@@ -91,7 +91,8 @@ def states_told(parts: Sequence[RankStatePart], *, single: bool) -> StateShape:
 
 
 def numbered(parts: Sequence[tuple[RankLayer, ...]]) -> list[tuple[RankLayer, ...]]:
-    """The ranks' layers by their place among those that have keys and values, where others keep states."""
+    """The ranks' layers by their place among those of the cache: some of a model may have no keys and values, and
+    indexers' keys come behind all of these."""
     places = {layer: at for at, layer in enumerate(sorted({each.layer for part in parts for each in part}))}
     return [
         tuple(

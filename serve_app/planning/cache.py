@@ -54,7 +54,10 @@ def layer_caches(full: Any, item: float, *, latent: bool, states: Mapping[int, i
     if len(kinds) != count:
         kinds = [_whole_model(text)] * count
     found = [_layer(own, kind, item, latent) for own, kind in zip(by_layer(text, count), kinds, strict=True)]
-    return [replace(layer, state=(states or {}).get(index, 0)) for index, layer in enumerate(found)]
+    return [
+        replace(layer, state=(states or {}).get(index, 0), rest=layer.rest + int(_index_keys(text, index) * item))
+        for index, layer in enumerate(found)
+    ]
 
 
 def by_layer(text: Any, count: int) -> list[Any]:
@@ -65,7 +68,25 @@ def by_layer(text: Any, count: int) -> list[Any]:
 def has_latents(full: Any) -> bool:
     """Whether its layers make keys and values of a latent."""
     text = full.get_text_config()
-    return bool(getattr(text, "kv_lora_rank", None) and getattr(text, "qk_rope_head_dim", None))
+    return bool(getattr(text, "kv_lora_rank", None)) and getattr(text, "qk_rope_head_dim", None) is not None
+
+
+def has_indexers(full: Any) -> bool:
+    """Whether its layers choose the keys that they attend to (:mod:`serve_app.models.indexed`)."""
+    text = full.get_text_config()
+    return bool(getattr(text, "index_topk", None) and getattr(text, "index_head_dim", None))
+
+
+def _index_keys(text: Any, layer: int) -> int:
+    """Numbers of a token that the layer's indexer keeps, where it has one."""
+    width = getattr(text, "index_head_dim", None)
+    if not width or not getattr(text, "index_topk", None):
+        return 0
+    kinds, own = getattr(text, "layer_types", None), getattr(text, "indexer_types", None)
+    if (kinds and kinds[layer] in _WITHOUT) or (own and own[layer] != "full"):
+        return 0
+    # Of pools also what weighs tokens in them, and whether a token is one.
+    return 2 * int(width) + 1 if getattr(text, "index_kpool", None) else int(width)
 
 
 def _whole_model(text: Any) -> str:
@@ -83,7 +104,7 @@ def _layer(text: Any, kind: str, item: float, latent: bool) -> LayerCache:
     query_heads = int(_first(text, "num_attention_heads", "n_head", "n_heads"))
     rank = getattr(text, "kv_lora_rank", None)
     rotated = getattr(text, "qk_rope_head_dim", None)
-    if rank and rotated:
+    if rank and rotated is not None:
         if latent:
             return LayerCache("latent", rest=int((rank + rotated) * item), bound=bound)
         widest = max(rotated + text.qk_nope_head_dim, text.v_head_dim)

@@ -192,7 +192,9 @@ def cuts_of(described: Described) -> Cuts:
 
 
 def _below(names: Iterable[str]) -> frozenset[str]:
-    return frozenset(Tensor(name, 0, 0).below for name in names)
+    """Of the text model's layers: what sees has layers with the same numbers."""
+    found = (Tensor(name, 0, 0) for name in names)
+    return frozenset(each.below for each in found if each.layer is not None)
 
 
 def _weights(modules: Iterable[str]) -> set[str]:

@@ -14,7 +14,7 @@ COMPACT_ABOVE_BYTES = 64 << 20
 COMPACT_BYTES = 1.5 + 4 / (16 * PANEL) + 4 / 3000
 GROUP = 64
 _QUANTIZED = {"int8": 1 + 2 / GROUP, "int4": 0.5 + 4 / GROUP}
-_LINEARS = ("experts", "shared experts", "latent projections", "head", "attention", "mlp", "routers")
+_LINEARS = ("experts", "shared experts", "latent projections", "indexers", "head", "attention", "mlp", "routers")
 _ITEMS = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from serve_app.parallel.stages import following
 from serve_app.planning.cache import LayerCache, _first, by_layer
 from serve_app.planning.formats import Format
 from serve_app.planning.tensors import Tensor
@@ -61,6 +62,8 @@ class Model:
     media: dict[str, Encoding] = field(default_factory=dict)
     # Bytes that a step takes within a layer with a state: at all, and for each row.
     recurrence: tuple[float, float] = (0.0, 0.0)
+    # Layers that stay with the one before them (serve_app/parallel/stages.py).
+    follows: list[bool] = field(default_factory=list)
     # Why ranks can't divide its layers, where that is so.
     undivided: str = ""
     stored_as: Format | None = None  # of which a GPU keeps some and unpacks the rest
@@ -125,5 +128,5 @@ def build(name: str, full: Any, tensors: Iterable[Tensor], caches: list[LayerCac
         head_dim=widest, vocab=int(text.vocab_size),
         experts=experts, chosen=chosen, moe_inner=int(_first(text, "moe_intermediate_size") or inner),
         context=int(_first(text, "max_position_embeddings", "n_positions", "max_seq_len") or 0),
-        tied="head" not in outer, dropped=dropped,
+        tied="head" not in outer, dropped=dropped, follows=following(text),
     )  # fmt: skip

@@ -10,7 +10,7 @@ from serve_app.planning.tensors import UNDIVIDED, VISION
 
 # Every rank of a stage has all of these. What is left is divided: columns or rows of matrices, heads, experts, the
 # vocabulary. Projections into a latent are divided by their inputs, and a small all-reduce adds their results.
-WHOLE = ("norms", "routers", "others", UNDIVIDED)
+WHOLE = ("norms", "routers", "indexers", "others", UNDIVIDED)
 # Rows that travel go through shared experts on their own rank, and routed ones may have copies.
 SHARED, EXPERTS = "shared experts", "experts"
 DRAWN_AT_ONCE = 1 << 23  # serve_app/engine/sampling.py has the same
@@ -72,8 +72,8 @@ def check_split(model: Model, split: Split) -> None:
     """Raises :class:`DoesNotDivide`."""
     if split.tensor > 1 and model.undivided:
         raise DoesNotDivide(model.undivided)
-    if split.pipeline > len(model.layers):
-        raise DoesNotDivide(f"{len(model.layers)} layers do not make {split.pipeline} stages")
+    if split.pipeline > (most := len(model.layers) - sum(model.follows)):
+        raise DoesNotDivide(f"{len(model.layers)} layers make {most} stages at most, and not {split.pipeline}")
     sizes = {"attention heads": model.heads, "vocabulary": model.vocab}
     if split.expert:
         sizes["experts"] = model.experts
@@ -108,7 +108,7 @@ def divide(model: Model, split: Split, *, batch_tokens: int, sampled: int, cpu: 
     costs = [sum(part.values for part in layer.values()) for layer in model.layers]
     ends = (sum(p.values for p in first.values()), sum(p.values for p in last.values()))
     ranks = []
-    for begin, end in stages(costs, split.pipeline, ends):
+    for begin, end in stages(costs, split.pipeline, ends, model.follows):
         rank = Rank(begin, end)
         held = [(parts, cache.heads) for parts, cache in zip(model.layers, model.caches, strict=True)][begin:end]
         held += [(first, 0)] if begin == 0 else []

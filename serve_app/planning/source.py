@@ -12,7 +12,7 @@ from serve_app.catalog.load import load_catalog
 from serve_app.catalog.records import ModelRecord
 from serve_app.models.loading.folder import packing_of
 from serve_app.models.loading.stored import keeps_codes, keeps_latents
-from serve_app.planning.cache import has_latents, layer_caches
+from serve_app.planning.cache import has_indexers, has_latents, layer_caches
 from serve_app.planning.described import Cuts, Described, cuts_of, encoded, full_config, states
 from serve_app.planning.formats import read_format
 from serve_app.planning.held import Held, as_held
@@ -79,7 +79,9 @@ def plan_model(
     if not tensors or (held is not None and described.builds):
         tensors = described.tensors(stored_as)
     needs = states(described)
-    cuts = cuts_of(described) if needs is not None else Cuts()
+    # What ranks of such models divide, their own modules say.
+    asks = needs is not None or has_indexers(full)
+    cuts = cuts_of(described) if asks else Cuts()
     caches = layer_caches(
         full,
         item,
@@ -95,14 +97,15 @@ def plan_model(
         tensors, stored_as = as_rounded(tensors, quantization, stored_as, fused=plain), None
     elif stored_as is not None and not keeps_codes(adapters=adapters, quantization=quantization):
         stored_as = replace(stored_as, group=stored_as.group and 0)
-    if needs is not None:
+    if asks:
         tensors = [replace(each, whole=_lies_whole(each, cuts)) for each in tensors]
         alone = {t.layer for t in tensors if t.makes_keys and (t.whole or t.below in cuts.joined)}
         caches = [cache.on_every_rank() if index in alone else cache for index, cache in enumerate(caches)]
     model = build(name, full, tensors, caches)
     model.dropped += left
+    model.undivided = cuts.reason
     if needs is not None:
-        model.recurrence, model.undivided = (needs.fixed, needs.each), cuts.reason
+        model.recurrence = needs.fixed, needs.each
     if held is not None and held.dtype == "float32":
         model.item = 4
     model.stored_as, model.wanted = stored_as if held is None else None, wanted

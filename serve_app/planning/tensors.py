@@ -22,6 +22,7 @@ ROLES = (
     ("experts", r"\.experts(\.|$)|\.block_sparse_moe\.(input|output)_linear\."),
     ("shared experts", r"shared_expert"),
     ("routers", r"\.(gate|router)(\.|$)"),
+    ("indexers", r"\.indexer\."),
     ("latent projections", r"\.(q_a_proj|kv_a_proj_with_mqa)\."),
     ("embedding", r"(^|\.)(embed_tokens|wte|word_embeddings|embed_in|embeddings)\."),
     ("head", r"^(lm_head|embed_out|language_model\.lm_head)\."),

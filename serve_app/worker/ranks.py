@@ -55,10 +55,8 @@ class Ranks:
 
         loaded = self.leader.await_loaded()
         dtype = model.kv_shape.dtype
-        layers = [model.part, *(each.layers for each in loaded)]
+        layers = numbered([model.part, *(each.layers for each in loaded)])
         states = [model.kv_shape.states, *(states_told(each.states, single=each.single) for each in loaded)]
-        if any(kept.parts for kept in states):
-            layers = numbered(layers)
         parts = [CacheShard.of(own, dtype, kept) for own, kept in zip(layers, states, strict=True)]
         shared = model.forward
         assert isinstance(shared, SharedForward)

@@ -30,6 +30,11 @@ FAMILIES = {
     "GraniteMoeForCausalLM": {},
     "NemotronForCausalLM": {"num_key_value_heads": 2},
     "Kimi_K25ForConditionalGeneration": {},
+    "DeepseekV32ForCausalLM": {},
+    "GlmMoeDsaForCausalLM": {"indexer_types": ["full", "shared", "full", "shared"]},
+    "AXK2ForCausalLM": {},
+    "Glm5NextForConditionalGeneration": {},
+    "HYV4ForCausalLM": {"indexer_types": ["full", "full", "shared", "full"]},
 }  # fmt: skip
 DENSE = ("Gemma3ForCausalLM", "GraniteForCausalLM", "NemotronForCausalLM")
 # Family, ranks that divide layers, stages, and how rows go to whole experts ("": ranks divide each expert).
@@ -39,6 +44,7 @@ CASES += [
     for family in FAMILIES
     if family not in DENSE
     for ranks in ((2, 1, "never"), (2, 2, "never"), (2, 1, "always"))
+    if ranks[2] == "never" or family != "Glm5NextForConditionalGeneration"  # whose layers keep states
 ]
 
 

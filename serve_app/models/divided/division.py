@@ -22,7 +22,7 @@ from serve_app.models.mixtures.scaled import scaled_blocks
 from serve_app.models.stateful import keeps_state
 from serve_app.parallel.dispatch import Wire, least_rows
 from serve_app.parallel.place import Place
-from serve_app.parallel.stages import stages
+from serve_app.parallel.stages import following, stages
 
 _SHARED_EXPERTS = re.compile(r"\.shared_experts?(\.|$)")
 _COLUMNS = ("colwise", "colwise_gather_output", "colwise_rep")
@@ -126,8 +126,6 @@ def divide(module: Any, place: Place, least: int = 0) -> Division:
     name = type(module).__name__
     head = module.get_output_embeddings()
     layers = layers_of(module)
-    if place.pipeline > len(layers):
-        raise UnsupportedModel(f"{name} has {len(layers)} layers, which do not make {place.pipeline} stages")
     found = Division(place, vocab=head.weight.shape[0], layers=len(layers), least=least)
     found.head = next((each for each, child in module.named_modules() if child is head), "")
     found.embedded = module.get_input_embeddings().weight.shape[0]
@@ -251,7 +249,10 @@ def _stages(module: Any, layers: nn.ModuleList, count: int) -> list[tuple[int, i
     first = size(table, *looking(module).values())
     tied = module.get_output_embeddings().weight is table.weight
     last = size(module) - sum(costs) - first + (size(table) if tied else 0)
-    return stages(costs, count, (first, last))
+    try:
+        return stages(costs, count, (first, last), following(module.config.get_text_config()))
+    except ValueError as error:
+        raise UnsupportedModel(f"{type(module).__name__}: {error}") from error
 
 
 def looking(module: Any) -> dict[str, nn.Module]:

@@ -87,7 +87,7 @@ class PartOfModel:
         """What this rank keeps of each of its layers."""
         found, place = [], self.division.place
         for seen in layers:
-            index: int = seen.module.layer_idx  # type: ignore[assignment]
+            index = seen.number
             heads, width = seen.kv_heads, max(seen.key_dim, seen.value_dim)
             # Every rank has the latent, which all heads make their keys and values of.
             every = heads if seen.shared else self.division.all_heads(index, heads)
@@ -393,8 +393,8 @@ def _sends(shares: Shares) -> Any:
             whole = shares.join(states)
         else:
             group.send_on(states)
-            # Of the right shape for what follows, which nobody reads.
-            whole = states.new_zeros(*states.shape[:-2], shares.rows or states.shape[-2], states.shape[-1])
+            # Of the right shape for what follows, which nobody reads: [1, rows, hidden], or streams of these.
+            whole = states.new_zeros(states.shape[0], shares.rows or states.shape[1], *states.shape[2:])
         return (whole, *out[1:]) if isinstance(out, tuple) else whole
 
     return hook

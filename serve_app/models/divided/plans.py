@@ -51,6 +51,7 @@ _SHARED_MLP = {"shared_mlp.input_linear.weight": "packed_colwise", "shared_mlp.o
 MORE = {
     "deepseek_v2": _HEADS,
     "deepseek_v3": _HEADS,
+    **dict.fromkeys(("axk2", "deepseek_v32", "glm5_next_text", "glm_moe_dsa", "hy_v4"), _HEADS),
     "glm4_moe_lite": {**_HEADS, **_gated("mlp.shared_experts")},
     "qwen2_moe": _gated("mlp.shared_expert"),
     "granitemoe": _attention(),
@@ -66,4 +67,7 @@ MORE = {
     },
 }  # fmt: skip
 # Mixtures whose result is the sum of what routed and shared experts give, each times a number of the row's.
-SUMS = ("deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "llama4_text", "qwen2_moe")
+SUMS = (
+    "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "llama4_text",
+    "qwen2_moe",
+)  # fmt: skip

@@ -13,6 +13,7 @@ that CUDA graphs can hold steps of few rows alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -39,9 +40,9 @@ class Shares:
         self.counts: list[int] = []
 
     def begin(self, x: Tensor) -> Tensor:
-        """All rows [..., T, H] as the first layer gets them -> those that this rank goes on with."""
+        """All rows [1, T, ...] as the first layer gets them -> those that this rank goes on with."""
         self.chosen.look()
-        rows, tensor = x.shape[-2], self.group.place.tensor
+        rows, tensor = x.shape[1], self.group.place.tensor
         self.rows = rows if 0 < self.least <= rows else 0
         self.counts = [len(Place(tensor, 1, part).share(self.rows)) for part in range(tensor)]
         return self.own(x)
@@ -51,15 +52,16 @@ class Shares:
         if not self.rows:
             return x
         own = self.group.place.share(self.rows)
-        return x[..., own.start : own.stop, :]
+        return x.narrow(_axis(x), own.start, len(own))
 
     def join(self, x: Tensor) -> Tensor:
         """All rows, of which each rank gives its own."""
         if not self.rows:
             return x
-        tensor, flat = self.group.place.tensor, x.reshape(-1, x.shape[-1])
+        tensor, axis = self.group.place.tensor, _axis(x)
+        flat = x.reshape(x.shape[axis], math.prod(x.shape[axis + 1 :]))
         found = self.group.exchange(flat.repeat(tensor, 1), [len(flat)] * tensor, self.counts)
-        return found.view(*x.shape[:-2], self.rows, x.shape[-1])
+        return found.view(*x.shape[:axis], self.rows, *x.shape[axis + 1 :])
 
     def sum(self, x: Tensor) -> Tensor:
         """The sum of the parts' ``x`` [..., T, H]: this rank's rows of it."""
@@ -88,6 +90,11 @@ class Shares:
         )
         back = group.exchange(local(came, wanted.long(), weighed).to(x.dtype), taken, given)
         return torch.zeros(x.shape, device=x.device).index_add_(0, rows, back.float()).to(x.dtype)
+
+
+def _axis(x: Tensor) -> int:
+    """Where rows are: [T, H], or [1, T, ...], of which some models have several streams for each row."""
+    return 0 if x.ndim == 2 else 1
 
 
 def share_rows(layers: list[nn.Module], shares: Shares, dense: set[nn.Module], experts: set[nn.Module]) -> None:

@@ -46,7 +46,7 @@ _OTHER_LAYERS = {"encoder_layers", "num_encoder_layers", "num_layers_per_stack"}
 _HEADS = {
     "num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads", "encoder_attention_heads",
     "num_encoder_attention_heads", "num_decoder_attention_heads", "attention_heads", "swa_num_attention_heads",
-    "linear_num_value_heads", "linear_num_heads", "num_query_groups", "index_n_heads",
+    "linear_num_value_heads", "linear_num_heads", "num_query_groups",
 }  # fmt: skip
 _KV_HEADS = {
     "num_key_value_heads", "num_kv_heads", "swa_num_key_value_heads", "linear_num_key_heads", "kv_n_heads",
@@ -88,6 +88,7 @@ _FIXED = {
     "num_shared_experts": 1, "n_shared_experts": 1, "moe_num_shared_experts": 1, "n_group": 1, "topk_group": 1,
     "num_expert_group": 1, "zero_expert_num": 2, "q_lora_rank": 32, "kv_lora_rank": 32, "qk_rope_head_dim": 16,
     "o_lora_rank": 16, "o_groups": 2, "index_topk": 16, "index_topk_blocks": 2, "index_block_size": 8,
+    "index_n_heads": 16,  # with fewer, scores of keys are 0 alike, and any of them may be chosen
     "first_k_dense_replace": 1, "num_dense_layers": 1, "hidden_size_per_layer_input": 16, "laurel_rank": 8,
     "rel_extent": 64, "d_rel": 8, "mamba_d_state": 16, "mamba_n_heads": 8, "mamba_d_head": 32, "mamba_d_ssm": 256,
     "mamba_chunk_size": 16, "chunk_size": 16, "mamba_dt_rank": 8, "mamba_num_heads": 8, "mamba_head_dim": 32,

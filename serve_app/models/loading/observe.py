@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from serve_app.models import attention
 from serve_app.models.attention import PagedLayer
+from serve_app.models.indexed import AnyMask, IndexedLayer, indexed_layers
 from serve_app.models.latent import latent_of
 from serve_app.models.stateful import StatefulLayer, keeps_states, showing, stateful_layers
 
@@ -24,7 +25,7 @@ TOKENS = 4
 # Modules that remember more of a text than keys and values, by what their classes are called.
 _STATEFUL = re.compile(
     "(?i:mamba|recurrent|rwkv|deltanet|gateddelta|linearattention|lightningattention|shortconv|rglru|[xms]lstm|kimidelta"
-    "|retention|canon|indexer)|SSM|Ssm"  # letter for letter, as GptOssModel has them too
+    "|retention|canon)|SSM|Ssm"  # letter for letter, as GptOssModel has them too
 )
 
 
@@ -34,7 +35,9 @@ class Unservable(ValueError):
 
 @dataclass(slots=True)
 class SeenLayer:
-    """One layer's call of attention: its module and what it handed over beside the tensors."""
+    """One layer's call of attention: its module and what it handed over beside the tensors. Or an indexer, with the
+    keys that it keeps for itself (``keys_alone``). ``number``: of its layer in the whole model; indexers' come behind.
+    """
 
     module: nn.Module
     q_heads: int
@@ -42,11 +45,13 @@ class SeenLayer:
     key_dim: int
     value_dim: int
     options: dict[str, Any]
+    keys_alone: bool = False
+    number: int = -1
 
     @property
     def shared(self) -> bool:
         """Whether its values are the first columns of its keys."""
-        return latent_of(self.module) is not None
+        return self.keys_alone or latent_of(self.module) is not None
 
     @property
     def place(self) -> PagedLayer:
@@ -116,6 +121,8 @@ def run(
         more["batch"] = batch
     if "position_ids" in takes:
         more["position_ids"] = positions
+    if indexed_layers(module):
+        more["attention_mask"] = AnyMask(positions.device)
     return module(**inputs, use_cache=False, **more)
 
 
@@ -136,10 +143,11 @@ def refuse_state(module: nn.Module) -> None:
     """Raises :class:`Unservable` for a model with layers that keep more of a text than keys and values, where none of
     them keeps it in transformers' cache."""
     for child in _reads_text(module).modules():
-        if isinstance(child, nn.Conv1d) or _STATEFUL.search(type(child).__name__):
+        odd = "Indexer" in type(child).__name__ and not isinstance(child.forward, IndexedLayer)
+        if odd or isinstance(child, nn.Conv1d) or _STATEFUL.search(type(child).__name__):
             raise Unservable(
                 f"{type(child).__name__} keeps something of a text that is neither keys and values nor a state in "
-                "transformers' cache; models with such layers, and with indexers, are not supported yet"
+                "transformers' cache; models with such layers are not supported yet"
             )
     config = module.config.get_text_config()  # type: ignore[union-attr, operator]
     kinds = {str(kind) for kind in getattr(config, "layer_types", None) or ()}
@@ -195,6 +203,12 @@ def _placed(module: nn.Module, calls: list[SeenLayer], *, keeps: bool) -> list[S
             layer.temperature = (float(owner.floor_scale), float(owner.attn_scale))
             owner.attn_temperature_tuning = False
         call.module.paged_layer = layer  # type: ignore[assignment]
+        call.number = held[index]
+    for indexer in indexed_layers(module):
+        owner = indexer.module
+        owner.paged_layer = PagedLayer(len(placed), carrier=carried)
+        number = every + int(owner.layer_idx)
+        placed.append(SeenLayer(owner, 1, 1, indexer.seen, indexer.seen, {}, keys_alone=True, number=number))
     return placed
 
 

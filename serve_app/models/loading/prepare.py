@@ -15,6 +15,7 @@ from serve_app.models import longrope
 from serve_app.models.attention import Carrier
 from serve_app.models.crossing import attend_beside
 from serve_app.models.deepstack import add_behind_layers
+from serve_app.models.indexed import wrap_indexed
 from serve_app.models.latent import use_latents
 from serve_app.models.loading.adapt import adapt
 from serve_app.models.loading.observe import SeenLayer, Unservable, hands_batch_down, observe, parameters_of, run
@@ -54,6 +55,7 @@ def prepare(module: nn.Module, device: torch.device, *, latents: bool = True) ->
     leave_odd_experts(module)
     add_behind_layers(module)
     attend_beside(module)
+    wrap_indexed(module)
     states = wrap_stateful(module)
     try:
         extend_at = longrope.replace_rotary(module, generates=True)
