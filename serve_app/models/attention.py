@@ -82,7 +82,10 @@ def paged_attention_forward(
     write_kv(cache, k, v, batch.slots)
     options: dict[str, Any] = {"scale": scale, "window": sliding_window, "softcap": softcap, "sinks": s_aux}
     chosen = indices if indices is not None else _chosen(attention_mask)
-    if chosen is not None and chosen.shape[-1]:
+    beside = getattr(module, "beside", None)
+    if beside is not None:  # entries that stand for what is before the window (serve_app.models.compressed)
+        out = beside.attend(q, cache, batch, window=sliding_window, scale=scale, sinks=s_aux)
+    elif chosen is not None and chosen.shape[-1]:
         out = chosen_attention(q, cache, batch, chosen[0], scale=scale, softcap=softcap, sinks=s_aux)
     elif batch.ends is not None:
         out = spanned_attention(q, cache, batch, **options)

@@ -196,37 +196,41 @@ class IndexedLayer:
     def _pieces(self, batch: Any) -> list[Piece]:
         """Worked out once for all layers of a pass."""
         if self.plan[0] is not batch:
-            self.plan[:] = [batch, list(self._cut(batch))]
+            self.plan[:] = [batch, list(cut(batch, self.most, self.heads, together=not self.pooled))]
         found: list[Piece] = self.plan[1]
         return found
 
-    def _cut(self, batch: Any) -> Iterator[Piece]:
-        device = batch.slots.device
-        if batch.max_seq_len <= self.most:
-            yield Piece(_rows(0, len(batch.slots)), [0], [batch.max_seq_len], False)
-            return
-        starts, lengths = batch.query_start.tolist(), batch.seq_lens.tolist()
-        short = [row for r, n in enumerate(lengths) if n <= self.most for row in range(starts[r], starts[r + 1])]
-        if short:
-            yield Piece(_rows(0, len(short), torch.tensor(short, device=device)), [0], [self.most], False)
-        single: list[int] = []
-        for request, length in enumerate(lengths):
-            first, last = starts[request], starts[request + 1]
-            if length <= self.most or first == last:
-                continue
-            if last - first == 1 and not self.pooled:
-                single.append(request)
-                continue
-            step = max(1, SCORES // (4 * self.heads * length))
-            for begin in range(first, last, step):
-                end = min(last, begin + step)
-                yield Piece(_rows(begin, end - begin), [request], [length - (last - end)], True)
-        while single:
-            longest = max(lengths[request] for request in single)
-            count = max(1, SCORES // (4 * self.heads * longest))
-            some, single = single[:count], single[count:]
-            index = torch.tensor([starts[request] for request in some], device=device)
-            yield Piece(_rows(0, 1, index), some, [lengths[request] for request in some], True)
+
+def cut(batch: Any, most: int, heads: int, *, together: bool = True) -> Iterator[Piece]:
+    """The pieces of a batch: texts of up to ``most`` tokens, which have all of them chosen, together; some rows of one
+    longer text; or, if they may go ``together``, a row of each of several. ``heads``: scores of a row and a key.
+    """
+    device = batch.slots.device
+    if batch.max_seq_len <= most:
+        yield Piece(_rows(0, len(batch.slots)), [0], [batch.max_seq_len], False)
+        return
+    starts, lengths = batch.query_start.tolist(), batch.seq_lens.tolist()
+    short = [row for r, n in enumerate(lengths) if n <= most for row in range(starts[r], starts[r + 1])]
+    if short:
+        yield Piece(_rows(0, len(short), torch.tensor(short, device=device)), [0], [most], False)
+    single: list[int] = []
+    for request, length in enumerate(lengths):
+        first, last = starts[request], starts[request + 1]
+        if length <= most or first == last:
+            continue
+        if last - first == 1 and together:
+            single.append(request)
+            continue
+        step = max(1, SCORES // (4 * heads * length))
+        for begin in range(first, last, step):
+            end = min(last, begin + step)
+            yield Piece(_rows(begin, end - begin), [request], [length - (last - end)], True)
+    while single:
+        longest = max(lengths[request] for request in single)
+        count = max(1, SCORES // (4 * heads * longest))
+        some, single = single[:count], single[count:]
+        index = torch.tensor([starts[request] for request in some], device=device)
+        yield Piece(_rows(0, 1, index), some, [lengths[request] for request in some], True)
 
 
 def _rows(begin: int, count: int, index: Tensor | None = None) -> Rows:

@@ -26,6 +26,8 @@ from serve_app.models.peak import peak_bytes
 # Calls by which a module shows that it keeps a state, and the arguments by which it gets the cache.
 _UPDATES = {"update_conv_state", "update_recurrent_state"}
 _CACHES = ("cache_params", "past_key_values")
+# By which one shows that it keeps what it makes entries of (serve_app.models.compressed).
+_COMPRESSES = "store_compression_weights"
 # Rows of texts by which a pass's need is told.
 PEAK_ROWS = (256, 512)
 _MASKS = ("attention_mask", "conv_mask", "mask", "padding_mask")
@@ -208,13 +210,13 @@ def wrap_stateful(module: nn.Module) -> list[StatefulLayer]:
 
 def keeps_state(module: nn.Module) -> bool:
     """Whether this very module keeps a state."""
-    return _updates(type(module))
+    return _keeps(type(module))
 
 
 def keeps_states(model_class: type) -> bool:
     """Whether any layer of this class of models keeps a state."""
     found = vars(inspect.getmodule(model_class)).values()
-    return any(isinstance(each, type) and issubclass(each, nn.Module) and _updates(each) for each in found)
+    return any(isinstance(each, type) and issubclass(each, nn.Module) and _keeps(each) for each in found)
 
 
 @dataclass(slots=True, frozen=True)
@@ -251,8 +253,17 @@ def _peak(layer: StatefulLayer, hidden: int, dtype: torch.dtype, rows: int) -> i
 
 
 def _updates(kind: type) -> bool:
+    return bool(_UPDATES & _calls(kind))
+
+
+def _keeps(kind: type) -> bool:
+    return bool({*_UPDATES, _COMPRESSES} & _calls(kind))
+
+
+def _calls(kind: type) -> set[str]:
+    """Names that a module's forward uses."""
     code = getattr(inspect.unwrap(kind.forward), "__code__", None)  # type: ignore[attr-defined]
-    return code is not None and bool(_UPDATES & set(code.co_names))
+    return set() if code is None else set(code.co_names)
 
 
 def _continues(code: Any) -> bool:

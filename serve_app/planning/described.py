@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from serve_app.planning.formats import Format
+from serve_app.planning.held import is_linear
 from serve_app.planning.tensors import NoTensors, Tensor
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ class Described:
         for name, parameter in self.module.named_parameters():
             shape, kind = tuple(parameter.shape), kinds[name]
             tensor = Tensor(name, parameter.numel(), parameter.numel() * 2, shape, kind=kind)
-            if stored_as is not None and parameter.ndim > 1 and stored_as.holds(name, tensor.role):
+            if stored_as is not None and is_linear(tensor) and stored_as.holds(name, tensor.role):
                 tensor = replace(tensor, bytes=int(tensor.values * stored_as.bits / 8))
             found.append(self._seen(tensor))
         return found
@@ -161,14 +162,14 @@ def states(described: Described) -> StateNeeds | None:
 
 @dataclass(slots=True, frozen=True)
 class Cuts:
-    """Of a model whose layers keep states: the tensors of layers that ranks do not divide, those whose results come
-    together again at once, by :attr:`Tensor.below`, and layers of which ranks divide nothing that mixes tokens; or why
-    they can't divide its layers.
+    """Of a model whose layers keep states, or choose keys: the tensors of layers that ranks do not divide, and those
+    whose results come together again at once, by :attr:`Tensor.below`. ``roles``: of which ranks divide nothing, in
+    layers, as files may call tensors otherwise. Or why they can't divide its layers.
     """
 
     whole: frozenset[str] = frozenset()
     joined: frozenset[str] = frozenset()
-    layers: frozenset[int | None] = frozenset()
+    roles: frozenset[tuple[str, int | None]] = frozenset()
     reason: str = ""
 
 
@@ -184,11 +185,10 @@ def cuts_of(described: Described) -> Cuts:
     except UnsupportedModel as reason:
         return Cuts(reason=str(reason))
     whole = {name for name, _ in module.named_parameters()} - {*found.cuts, *_weights(found.few)}
-    mixing = [Tensor(name, 0, 0) for name, _ in module.named_parameters()]
-    mixing = [each for each in mixing if each.role == "attention"]
-    divided = {each.layer for each in mixing if each.name not in whole}
-    layers = frozenset(each.layer for each in mixing) - divided
-    return Cuts(_below(whole), _below(_weights(found.joined)), layers)
+    every = [Tensor(name, 0, 0) for name, _ in module.named_parameters()]
+    divided = {(each.role, each.layer) for each in every if each.name not in whole}
+    roles = frozenset((each.role, each.layer) for each in every) - divided
+    return Cuts(_below(whole), _below(_weights(found.joined)), roles)
 
 
 def _below(names: Iterable[str]) -> frozenset[str]:

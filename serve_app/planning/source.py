@@ -88,12 +88,12 @@ def plan_model(
         latent=keeps_latents(adapters=adapters, quantization=quantization),
         states=needs.states if needs is not None else None,
     )
+    plain = needs is None and not has_latents(full)
     if held is not None:
         if quantization == "fp8":
             raise NotRounded("quantization fp8 is for GPUs; plan it for one, or take int8 or int4 on a CPU")
-        tensors = as_held(tensors, replace(held, quantization=quantization), routers=needs is None)
+        tensors = as_held(tensors, replace(held, quantization=quantization), routers=plain)
     elif quantization != "none":
-        plain = needs is None and not has_latents(full)
         tensors, stored_as = as_rounded(tensors, quantization, stored_as, fused=plain), None
     elif stored_as is not None and not keeps_codes(adapters=adapters, quantization=quantization):
         stored_as = replace(stored_as, group=stored_as.group and 0)
@@ -119,7 +119,7 @@ def _lies_whole(tensor: Tensor, cuts: Cuts) -> bool:
     """
     if tensor.layer is None or tensor.role in (*WHOLE, "experts"):
         return False
-    return tensor.below in cuts.whole or (tensor.role == "attention" and tensor.layer in cuts.layers)
+    return tensor.below in cuts.whole or (tensor.role, tensor.layer) in cuts.roles
 
 
 def published() -> dict[str, dict[str, Any]]:

@@ -24,8 +24,8 @@ ROLES = (
     ("routers", r"\.(gate|router)(\.|$)"),
     ("indexers", r"\.indexer\."),
     ("latent projections", r"\.(q_a_proj|kv_a_proj_with_mqa)\."),
-    ("embedding", r"(^|\.)(embed_tokens|wte|word_embeddings|embed_in|embeddings)\."),
-    ("head", r"^(lm_head|embed_out|language_model\.lm_head)\."),
+    ("embedding", r"(^|\.)(embed_tokens|embed|wte|word_embeddings|embed_in|embeddings)\."),
+    ("head", r"^(lm_head|head|embed_out|language_model\.lm_head)\."),
     ("attention", r"\.(self_attn|attn|attention|self_attention|linear_attn|mixer|mamba|conv)\."),
     ("mlp", r"\.(mlp|shared_mlp|feed_forward|ffn|block_sparse_moe|moe)\."),
 )

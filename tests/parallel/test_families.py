@@ -33,10 +33,12 @@ FAMILIES = {
     "DeepseekV32ForCausalLM": {},
     "GlmMoeDsaForCausalLM": {"indexer_types": ["full", "shared", "full", "shared"]},
     "AXK2ForCausalLM": {},
+    "DeepseekV4ForCausalLM": {},
     "Glm5NextForConditionalGeneration": {},
     "HYV4ForCausalLM": {"indexer_types": ["full", "full", "shared", "full"]},
 }  # fmt: skip
 DENSE = ("Gemma3ForCausalLM", "GraniteForCausalLM", "NemotronForCausalLM")
+KEEPING = ("DeepseekV4ForCausalLM", "Glm5NextForConditionalGeneration")  # states
 # Family, ranks that divide layers, stages, and how rows go to whole experts ("": ranks divide each expert).
 CASES = [(family, *ranks, "") for family in FAMILIES for ranks in ((2, 1), (2, 2))]
 CASES += [
@@ -44,7 +46,7 @@ CASES += [
     for family in FAMILIES
     if family not in DENSE
     for ranks in ((2, 1, "never"), (2, 2, "never"), (2, 1, "always"))
-    if ranks[2] == "never" or family != "Glm5NextForConditionalGeneration"  # whose layers keep states
+    if ranks[2] == "never" or family not in KEEPING
 ]
 
 

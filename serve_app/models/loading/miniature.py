@@ -160,7 +160,7 @@ def _scaled(config: Any, sizes: Sizes) -> dict[str, Any]:
             values[name] = type(nested[name])(**_scaled(nested[name], sizes))
         else:
             values[name] = _value(name, value, original, sizes, total, kept)
-    if "qk_rope_head_dim" in values:
+    if "qk_rope_head_dim" in values and "compress_rates" not in values:
         whole = values["qk_rope_head_dim"] + (values.get("qk_nope_head_dim") or 0)
         part = _rotates_a_part(original)
         if values.get("head_dim"):
@@ -201,6 +201,8 @@ def _value(name: str, value: Any, values: dict[str, Any], sizes: Sizes, total: i
         return value
     if isinstance(value, int):
         return _number(name, value, values, sizes, kept)
+    if name == "compress_rates":  # of entries that stand for so many tokens (DeepSeek V4)
+        return {kind: min(rate, 2 * sizes.chunk) for kind, rate in value.items()}
     if name in ("rope_parameters", "rope_scaling") and isinstance(value, dict):
         return _rope(value, _rotated(values, sizes), sizes)
     if isinstance(value, dict) and value and total and all(str(k).isdigit() for k in value):

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from serve_app.models import attention
 from serve_app.models.attention import PagedLayer
+from serve_app.models.compressed import compressed_layers
 from serve_app.models.indexed import AnyMask, IndexedLayer, indexed_layers
 from serve_app.models.latent import latent_of
 from serve_app.models.stateful import StatefulLayer, keeps_states, showing, stateful_layers
@@ -36,7 +37,8 @@ class Unservable(ValueError):
 @dataclass(slots=True)
 class SeenLayer:
     """One layer's call of attention: its module and what it handed over beside the tensors. Or an indexer, with the
-    keys that it keeps for itself (``keys_alone``). ``number``: of its layer in the whole model; indexers' come behind.
+    keys that it keeps for itself, or a stream of entries. ``number``: of its layer in the whole model, which these come
+    behind.
     """
 
     module: nn.Module
@@ -45,7 +47,7 @@ class SeenLayer:
     key_dim: int
     value_dim: int
     options: dict[str, Any]
-    keys_alone: bool = False
+    keys_alone: bool = False  # its values are its keys
     number: int = -1
 
     @property
@@ -78,7 +80,7 @@ def observe(module: nn.Module, device: torch.device, *, coded: bool = False) -> 
                 f"{type(layer).__name__} attends with queries {list(query.shape)} and keys {list(key.shape)} where the "
                 f"text has {TOKENS} tokens; attention to something else than the text is not supported"
             )
-        calls.append(SeenLayer(layer, q_heads, key.shape[1], key.shape[3], value.shape[3], options))
+        calls.append(SeenLayer(layer, q_heads, key.shape[1], key.shape[3], value.shape[3], options, value is key))
         if key.shape[1] == 0 or q_heads % key.shape[1] or value.shape[1] != key.shape[1]:
             raise Unservable(
                 f"{type(layer).__name__} has {q_heads} query heads, {key.shape[1]} key and {value.shape[1]} value heads"
@@ -166,7 +168,8 @@ def refuse_positions(module: nn.Module) -> None:
 
 def _keeps(module: nn.Module, states: list[StatefulLayer]) -> bool:
     """Whether layers of the model keep states, here or on other ranks."""
-    return bool(states) or (hasattr(module, "held_layers") and keeps_states(type(module)))
+    here = bool(states) or bool(compressed_layers(module))
+    return here or (hasattr(module, "held_layers") and keeps_states(type(module)))
 
 
 def _placed(module: nn.Module, calls: list[SeenLayer], *, keeps: bool) -> list[SeenLayer]:
@@ -209,6 +212,11 @@ def _placed(module: nn.Module, calls: list[SeenLayer], *, keeps: bool) -> list[S
         owner.paged_layer = PagedLayer(len(placed), carrier=carried)
         number = every + int(owner.layer_idx)
         placed.append(SeenLayer(owner, 1, 1, indexer.seen, indexer.seen, {}, keys_alone=True, number=number))
+    for compressor in compressed_layers(module):
+        for kind, stream in enumerate(compressor.streams):
+            stream.place = PagedLayer(len(placed), carrier=carried)
+            width, number = stream.cached_width, every * (1 + kind) + int(compressor.owner.layer_idx)
+            placed.append(SeenLayer(stream.module, 1, 1, width, width, {}, keys_alone=True, number=number))
     return placed
 
 

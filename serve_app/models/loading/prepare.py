@@ -13,6 +13,7 @@ from serve_app.engine.kv_cache import KVShape, LayerShape
 from serve_app.engine.states import StateShape
 from serve_app.models import longrope
 from serve_app.models.attention import Carrier
+from serve_app.models.compressed import with_streams, wrap_compressed
 from serve_app.models.crossing import attend_beside
 from serve_app.models.deepstack import add_behind_layers
 from serve_app.models.indexed import wrap_indexed
@@ -56,7 +57,7 @@ def prepare(module: nn.Module, device: torch.device, *, latents: bool = True) ->
     add_behind_layers(module)
     attend_beside(module)
     wrap_indexed(module)
-    states = wrap_stateful(module)
+    states, entries = wrap_stateful(module), wrap_compressed(module)
     try:
         extend_at = longrope.replace_rotary(module, generates=True)
         layers, vocab_size = observe(module, device, coded=extend_at is not None)
@@ -65,11 +66,12 @@ def prepare(module: nn.Module, device: torch.device, *, latents: bool = True) ->
     except Exception as error:  # classes of models object in any way they like
         raise Unservable(f"it can't run on a flat batch ({type(error).__name__}: {error})") from error
     carriers = [] if hands_batch_down(layers) else [layers[0].place.carrier]
-    carriers += [layer.carrier for layer in states[:1]]
+    carriers += [layer.carrier for layer in states[:1]] + [layer.carrier for layer in entries[:1]]
     forward = _forward(module, carriers, extend_at)
     recompute = extend_at is not None and longrope.recomputes(module)
     stepwise = any(layer.stepwise for layer in states)
-    return Prepared(forward, layers, vocab_size, extend_at, recompute, shape_of(states), stepwise, bool(states))
+    shape, keeps = with_streams(shape_of(states), entries), bool(states) or bool(entries)
+    return Prepared(forward, layers, vocab_size, extend_at, recompute, shape, stepwise, keeps)
 
 
 def _forward(module: Any, carriers: list[Carrier], extend_at: int | None) -> Callable[[Batch], Tensor]:
