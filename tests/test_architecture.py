@@ -88,8 +88,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "huggingface_hub", "torch", "transformers", "yaml", "serve_app.catalog", "serve_app.costs.stages",
         "serve_app.costs.states", "serve_app.models.divided.division", "serve_app.models.encoding",
         "serve_app.models.linears", "serve_app.models.loading.folder", "serve_app.models.loading.stored",
-        "serve_app.models.quantization", "serve_app.models.stateful", "serve_app.parallel.place",
-        "serve_app.parallel.dispatch", "serve_app.parallel.stages",
+        "serve_app.models.needs", "serve_app.models.quantization", "serve_app.models.stateful",
+        "serve_app.parallel.dispatch", "serve_app.parallel.place", "serve_app.parallel.stages",
     },
     "serve_app.kv": {
         "msgspec", "numpy", "ray", "serve_app.costs", "serve_app.logs", "serve_app.ray_private.fork_server",

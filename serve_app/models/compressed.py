@@ -15,7 +15,8 @@ Entries are a layer of the paged cache to themselves, so that they are shared an
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -153,6 +154,7 @@ class CompressedLayer:
     names: tuple[str, ...]
     carrier: Carrier = field(default_factory=Carrier)
     chosen: Tensor | None = None  # [T, K] of the pass that is under way; None: all that are there
+    shows: bool = False  # runs all of its linears, on texts for which it chooses nothing as well
 
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
         """Makes and chooses entries; what it gives holds none, as attention finds them in the cache."""
@@ -166,6 +168,9 @@ class CompressedLayer:
             self.chosen = None
             if self.index is not None:
                 self._take(self.index, hidden, batch, request, position)
+                if self.shows:
+                    self.index.module.q_b_proj(given["q_residual"])
+                    self.index.module.scorer.weights_proj(hidden)
                 if batch.max_seq_len // self.stream.ratio > self.most:
                     self.chosen = self._choose(given["q_residual"][0], hidden[0], batch, request, position)
         return hidden.new_zeros((1, 1, 0, self.stream.width)), None
@@ -262,6 +267,19 @@ def wrap_compressed(module: nn.Module) -> list[CompressedLayer]:
 def compressed_layers(module: nn.Module) -> list[CompressedLayer]:
     """Those that :func:`wrap_compressed` has found."""
     return [child.forward for child in module.modules() if isinstance(child.forward, CompressedLayer)]
+
+
+@contextmanager
+def showing_linears(module: nn.Module) -> Iterator[None]:
+    """For passes that look at which linears a model has."""
+    layers = compressed_layers(module)
+    for layer in layers:
+        layer.shows = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.shows = False
 
 
 def with_streams(shape: StateShape, layers: Sequence[CompressedLayer]) -> StateShape:

@@ -245,9 +245,10 @@ def wrap_indexed(module: nn.Module) -> list[IndexedLayer]:
         if not is_indexer(type(child)):
             continue
         names = tuple(inspect.signature(inspect.unwrap(type(child).forward)).parameters)[1:]
-        if not {"hidden_states", _CACHE, "attention_mask"} <= set(names):
-            continue
         owner: Any = child
+        known = hasattr(child, "index_topk") and hasattr(child, "n_heads")
+        if not known or not {"hidden_states", _CACHE, "attention_mask"} <= set(names):
+            continue  # refused by name
         pooled = hasattr(child, "index_kpool")
         # Where the rest behind the last whole pool is left out, no text has all of its tokens chosen.
         whole = not pooled or owner.index_kpool_always_select_tail

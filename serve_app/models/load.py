@@ -17,6 +17,7 @@ from serve_app.engine.runner import Forward
 from serve_app.kernels.gpu.backend import takes_latents
 from serve_app.models import attention
 from serve_app.models.adapters import AdapterBank, bank_plug
+from serve_app.models.compressed import showing_linears
 from serve_app.models.divided.adapters import part_bank
 from serve_app.models.divided.check import check_part
 from serve_app.models.divided.division import looking
@@ -235,7 +236,8 @@ def load_causal_lm(
         local = model.forward if part is None else part.local_of(model.forward)
         forward = model.shared(current.around(local))
         # A plug sees for itself what it replaces; adapters go where rows are tokens.
-        only = linears_by_row(module, current, lambda: probe(model, forward), own) if plug is None else None
+        with showing_linears(module):
+            only = linears_by_row(module, current, lambda: probe(model, forward), own) if plug is None else None
         report["plugged"] = plug_modules(module, every, current, only)
         if model.adapters is not None and only is not None:
             model.adapters.plug_mixtures(module, own, only, current)

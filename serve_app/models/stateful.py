@@ -21,15 +21,12 @@ from torch import Tensor, nn
 from serve_app.engine.states import BatchStates, Rows, StatePart, StateShape
 from serve_app.models.attention import Carrier
 from serve_app.models.linears import Current
-from serve_app.models.peak import peak_bytes
 
 # Calls by which a module shows that it keeps a state, and the arguments by which it gets the cache.
 _UPDATES = {"update_conv_state", "update_recurrent_state"}
 _CACHES = ("cache_params", "past_key_values")
 # By which one shows that it keeps what it makes entries of (serve_app.models.compressed).
 _COMPRESSES = "store_compression_weights"
-# Rows of texts by which a pass's need is told.
-PEAK_ROWS = (256, 512)
 _MASKS = ("attention_mask", "conv_mask", "mask", "padding_mask")
 
 
@@ -217,39 +214,6 @@ def keeps_states(model_class: type) -> bool:
     """Whether any layer of this class of models keeps a state."""
     found = vars(inspect.getmodule(model_class)).values()
     return any(isinstance(each, type) and issubclass(each, nn.Module) and _keeps(each) for each in found)
-
-
-@dataclass(slots=True, frozen=True)
-class StateNeeds:
-    """``states``: bytes of one text's state by layer. A pass over so many rows takes at its peak ``fixed`` and ``each``
-    bytes a row within such a layer."""
-
-    states: dict[int, int]
-    fixed: float = 0.0
-    each: float = 0.0
-
-
-def state_needs(module: nn.Module, hidden: int, dtype: torch.dtype) -> StateNeeds:
-    """Of a model on the device "meta", which is not used any more afterwards."""
-    states: dict[int, int] = {}
-    peaks: dict[type, tuple[int, int]] = {}
-    for layer in wrap_stateful(module):
-        with torch.inference_mode(), showing([layer]):
-            layer(torch.empty((1, 4, hidden), dtype=dtype, device="meta"))
-        index = int(layer.module.layer_idx)
-        states[index] = states.get(index, 0) + layer.shape.bytes
-        if type(layer.module) not in peaks:
-            few, many = (_peak(layer, hidden, dtype, rows) for rows in PEAK_ROWS)
-            peaks[type(layer.module)] = few, many
-    few, many = max(peaks.values(), key=lambda found: found[1], default=(0, 0))
-    each = (many - few) / (PEAK_ROWS[1] - PEAK_ROWS[0])
-    return StateNeeds(states, max(0.0, few - each * PEAK_ROWS[0]), each)
-
-
-def _peak(layer: StatefulLayer, hidden: int, dtype: torch.dtype, rows: int) -> int:
-    given = torch.empty((1, rows, hidden), dtype=dtype, device="meta")
-    with showing([layer]):
-        return peak_bytes(lambda: layer(given), [given], [*layer.module.parameters(), *layer.module.buffers()])
 
 
 def _updates(kind: type) -> bool:

@@ -39,6 +39,7 @@ class LayerCache:
         return (min(tokens, self.bound) if self.bound else tokens) * self.rank_bytes(ranks) + self.state
 
 
+BLOCK_TOKENS = 32  # of serve_app/engine/blocks.py
 # Kinds of layers without keys and values.
 _WITHOUT = {"linear_attention", "mamba", "conv", "recurrent", "mlp", "moe"}
 
@@ -80,7 +81,7 @@ def has_indexers(full: Any) -> bool:
 def _index_keys(text: Any, layer: int) -> int:
     """Numbers of a token that the layer's indexer keeps, where it has one."""
     width = getattr(text, "index_head_dim", None)
-    if not width or not getattr(text, "index_topk", None):
+    if not width or not getattr(text, "index_topk", None) or getattr(text, "compress_rates", None):
         return 0
     kinds, own = getattr(text, "layer_types", None), getattr(text, "indexer_types", None)
     if (kinds and kinds[layer] in _WITHOUT) or (own and own[layer] != "full"):
@@ -101,6 +102,8 @@ def _layer(text: Any, kind: str, item: float, latent: bool) -> LayerCache:
         bound = int(_first(text, "sliding_window", "window_size") or 0)
     elif kind == "chunked_attention":
         bound = int(getattr(text, "attention_chunk_size", 0) or 0)
+    if rates := getattr(text, "compress_rates", None):
+        return LayerCache(kind, rest=int(_compressed(text, kind, rates.get(kind, 0)) * item))
     query_heads = int(_first(text, "num_attention_heads", "n_head", "n_heads"))
     rank = getattr(text, "kv_lora_rank", None)
     rotated = getattr(text, "qk_rope_head_dim", None)
@@ -118,6 +121,16 @@ def _layer(text: Any, kind: str, item: float, latent: bool) -> LayerCache:
         dim = int(text.global_head_dim)
         heads = int(getattr(text, "num_global_key_value_heads", None) or heads)
     return LayerCache(kind, heads, int(2 * dim * item), bound=bound)
+
+
+def _compressed(text: Any, kind: str, ratio: int) -> int:
+    """Numbers of a token in a layer whose keys are their own values, beside which an entry stands for every ``ratio``
+    tokens (:mod:`serve_app.models.compressed`), and one more where an indexer chooses these.
+    """
+    widths = [int(text.head_dim)] if ratio else []
+    widths += [int(text.index_head_dim)] if kind == "compressed_sparse_attention" else []
+    a_block = max(1, BLOCK_TOKENS // ratio) if ratio else 0
+    return int(text.head_dim) + sum(-(-a_block * width // BLOCK_TOKENS) for width in widths)
 
 
 def _first(text: Any, *names: str) -> Any:

@@ -15,7 +15,7 @@ from serve_app.planning.tensors import NoTensors, Tensor
 
 if TYPE_CHECKING:
     from serve_app.models.encoding import Encoding
-    from serve_app.models.stateful import StateNeeds
+    from serve_app.models.needs import StateNeeds
 
 
 def full_config(config: dict[str, Any]) -> Any:
@@ -148,7 +148,8 @@ def states(described: Described) -> StateNeeds | None:
     import torch
     import transformers
 
-    from serve_app.models.stateful import keeps_states, state_needs
+    from serve_app.models.needs import state_needs
+    from serve_app.models.stateful import keeps_states
 
     found = getattr(transformers, (described.config.get("architectures") or [""])[0], None)
     if found is None or not keeps_states(found):

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from serve_app.costs.states import NoRoom, Slots, share_out, slot_bytes
+from serve_app.planning.cache import BLOCK_TOKENS
 from serve_app.planning.devices import Device
 from serve_app.planning.model import Model
 from serve_app.planning.ranks import DoesNotDivide, Rank, Split, divide
 from serve_app.planning.rates import Rates, rates
 from serve_app.planning.tensors import VISION
 
-BLOCK_TOKENS = 32  # of serve_app/engine/blocks.py
 NOUNS = {"image": "pictures", "audio": "sounds"}
 # Texts at a time for which a split is judged, if they fit.
 WANTED_STREAMS = 64

@@ -46,11 +46,13 @@ MORE_SERVED = [
     ("CamembertForCausalLM", "transformers' forward"),
     ("PhimoeForCausalLM (longrope)", "transformers' forward"),
     ("BertGenerationDecoder", "transformers' forward"),
+    ("DeepseekV32ForCausalLM", "transformers' forward"),
+    ("DeepseekV4ForCausalLM", "transformers' forward"),
+    ("GlmMoeDsaForCausalLM", "transformers' forward"),
 ]
 REFUSED = [
     ("RecurrentGemmaForCausalLM", "keeps something of a text"),
     ("DiffLlamaForCausalLM", "calls attention 8 times"),
-    ("DeepseekV32ForCausalLM", "DeepseekV32Indexer keeps something of a text"),
     ("FalconForCausalLM (alibi)", "ALiBi"),
     ("BartForCausalLM", "takes no positions"),
     ("GitForCausalLM", "attention"),

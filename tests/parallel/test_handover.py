@@ -50,8 +50,12 @@ def plain(family: str, **sizes: Any) -> Callable[[Path], Path]:
     return lambda path: tiny.write_checkpoint(path, family, **sizes)
 
 
+def small(family: str, **overrides: Any) -> Callable[[Path], Path]:
+    return lambda path: tiny.write_small(path, getattr(transformers, family), **overrides)
+
+
 def hybrid(family: str) -> Callable[[Path], Path]:
-    return lambda path: tiny.write_small(path, getattr(transformers, family), **STATEFUL[family])
+    return small(family, **STATEFUL[family])
 
 
 FAMILIES = {
@@ -60,6 +64,9 @@ FAMILIES = {
     "deepseek_v3": Family(plain("deepseek_v3")),
     "mixtral": Family(plain("mixtral"), divisions=LAYOUTS),
     "qwen3_next": Family(hybrid("Qwen3NextForCausalLM"), divisions=((2, 1), (2, 2), (1, 2), (2, 1, "whole"), (1, 1))),
+    # Indexers' keys, which layers share; entries that stand for several tokens, and states of what they are made of.
+    "glm_moe_dsa": Family(small("GlmMoeDsaForCausalLM", indexer_types=["full", "full", "shared", "full"])),
+    "deepseek_v4": Family(small("DeepseekV4ForCausalLM"), divisions=((2, 1), (1, 2), (2, 2), (2, 1, "whole"), (1, 1))),
     "nemotron_h": Family(hybrid("NemotronHForCausalLM"), divisions=((2, 1), (1, 2), (2, 2), (1, 1))),
     "gpt_oss in four bits": Family(lambda path: write_float4(path, **PACKED), divisions=LAYOUTS),
     "llama in int8": Family(plain("llama", **WIDE), {"quantization": "int8"}, alone=True),

@@ -212,11 +212,15 @@ def _placed(module: nn.Module, calls: list[SeenLayer], *, keeps: bool) -> list[S
         owner.paged_layer = PagedLayer(len(placed), carrier=carried)
         number = every + int(owner.layer_idx)
         placed.append(SeenLayer(owner, 1, 1, indexer.seen, indexer.seen, {}, keys_alone=True, number=number))
-    for compressor in compressed_layers(module):
-        for kind, stream in enumerate(compressor.streams):
-            stream.place = PagedLayer(len(placed), carrier=carried)
-            width, number = stream.cached_width, every * (1 + kind) + int(compressor.owner.layer_idx)
-            placed.append(SeenLayer(stream.module, 1, 1, width, width, {}, keys_alone=True, number=number))
+    streams = {
+        every * (1 + kind) + int(compressor.owner.layer_idx): stream
+        for compressor in compressed_layers(module)
+        for kind, stream in enumerate(compressor.streams)
+    }
+    for number, stream in sorted(streams.items()):  # as caches on several ranks have them
+        stream.place = PagedLayer(len(placed), carrier=carried)
+        width = stream.cached_width
+        placed.append(SeenLayer(stream.module, 1, 1, width, width, {}, keys_alone=True, number=number))
     return placed
 
 

@@ -9,6 +9,10 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from transformers import (
+    DeepseekV4Config,
+    DeepseekV4ForCausalLM,
+    DeepseekV32Config,
+    DeepseekV32ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     Mistral4Config,
@@ -96,11 +100,23 @@ def test_a_wrong_rotation_is_seen(monkeypatch):
     assert "differs by" in check.compare(Phi3ForCausalLM, config).differs
 
 
-@pytest.mark.parametrize("family", ["MiniMax", "RecurrentGemma", "DeepseekV32"])
+@pytest.mark.parametrize("family", ["MiniMax", "RecurrentGemma"])
 def test_state_that_is_not_kept_is_refused_by_name(family):
     model_class = getattr(transformers, f"{family}ForCausalLM")
     differs = check.compare(model_class, model_class.config_class()).differs
     assert f"{family}" in differs and "keeps something of a text that is neither" in differs
+
+
+def test_keys_of_an_indexer_that_are_lost_between_passes_are_seen(monkeypatch):
+    """It would choose among the tokens of the pass alone."""
+    monkeypatch.setattr("serve_app.models.indexed.write_kv", lambda *_: None)
+    assert "differs by" in check.compare(DeepseekV32ForCausalLM, DeepseekV32Config()).differs
+
+
+@pytest.mark.parametrize("lost", ["_close", "take"])
+def test_entries_that_are_not_made_are_seen(monkeypatch, lost):
+    monkeypatch.setattr(f"serve_app.models.compressed.Stream.{lost}", lambda *_: None)
+    assert "differs by" in check.compare(DeepseekV4ForCausalLM, DeepseekV4Config()).differs
 
 
 def test_a_state_that_is_lost_between_passes_is_seen(monkeypatch):
