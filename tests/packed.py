@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import DeepseekV4ForCausalLM
 
 from tests import tiny
 
@@ -33,6 +34,20 @@ def float8(weight: torch.Tensor, size: int = BLOCK) -> tuple[torch.Tensor, torch
     scale = blocks.abs().amax((1, 3), keepdim=True).clamp_min(1e-12) / 448
     codes = (blocks / scale).flatten(2, 3).flatten(0, 1)[:n, :k]
     return codes.to(torch.float8_e4m3fn).contiguous(), scale[:, 0, :, 0].contiguous()
+
+
+def float4_pairs(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[n, k] as int8 [n, k / 2], two codes a byte, the first in the low bits, and powers of two [n, k / 32]."""
+    blocks, scales = float4(weight.t()[None])
+    return blocks[0].flatten(-2).view(torch.int8), scales[0].view(torch.float8_e8m0fnu)
+
+
+def power_of_two_blocks(weight: torch.Tensor, size: int = BLOCK) -> tuple[torch.Tensor, torch.Tensor]:
+    """As :func:`float8`, with scales that are powers of two."""
+    _, scale = float8(weight, size)
+    scale = scale.log2().ceil().exp2()
+    spread = scale.repeat_interleave(size, 0)[: len(weight)].repeat_interleave(size, 1)[:, : weight.shape[1]]
+    return (weight / spread).to(torch.float8_e4m3fn), scale.to(torch.float8_e8m0fnu)
 
 
 def whole4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -78,6 +93,24 @@ def write_float8(path: Path, family: str, *, size: int = BLOCK, **sizes: object)
         "activation_scheme": "dynamic",
     }
     return _write(path, tensors, {**described, "modules_to_not_convert": left})
+
+
+def write_deepseek_v4(path: Path, **sizes: object) -> Path:
+    """As DeepSeek V4 is published: linears of attention and shared experts in fp8, routed experts in four bits, and
+    scales that are powers of two beside them.
+    """
+    tensors = load_file(tiny.write_small(path, DeepseekV4ForCausalLM, **sizes) / "model.safetensors")
+    linears = (".wq_a.weight", ".wq_b.weight", ".wkv.weight", ".wo_a.weight", ".wo_b.weight")
+    for name in list(tensors):
+        own = name.removesuffix(".weight")
+        if ".experts." in name and own != name:
+            tensors[name], tensors[f"{own}.scale"] = float4_pairs(tensors[name])
+        elif ".shared_experts." in name or (name.endswith(linears) and ".compressor." not in name):
+            tensors[name], tensors[f"{own}.scale"] = power_of_two_blocks(tensors[name])
+    told = json.loads((path / "config.json").read_text()) | {"expert_dtype": "fp4"}
+    (path / "config.json").write_text(json.dumps(told))
+    described = {"quant_method": "fp8", "fmt": "e4m3", "scale_fmt": "ue8m0", "activation_scheme": "dynamic"}
+    return _write(path, tensors, {**described, "weight_block_size": [BLOCK, BLOCK]})
 
 
 def write_whole4(path: Path, plain: Path, made: Callable[[], object]) -> Path:

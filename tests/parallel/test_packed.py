@@ -10,16 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, Kimi_K25ForConditionalGeneration
+from transformers import AutoModelForCausalLM, DeepseekV4ForCausalLM, Kimi_K25ForConditionalGeneration
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from serve_app.kernels.coded import FLOAT4, Coded
 from serve_app.kernels.decoder import decoder_library
 from serve_app.models.load import load_causal_lm
 from serve_app.models.loading.compare import difference, probe
 from serve_app.models.loading.folder import UnsupportedModel, class_of
 from serve_app.models.loading.packed import format_of, open_files, read_here
 from tests import tiny
-from tests.packed import float4, float8, write_float4, write_float8, write_whole4
+from tests.packed import float4, float8, write_deepseek_v4, write_float4, write_float8, write_whole4
 from tests.parallel.groups import divided
 from tests.parallel.test_divided import NEW_TOKENS, generate, prompts
 from tests.variants import some
@@ -122,6 +123,7 @@ def test_other_formats_are_refused_by_name():
 CASES = [
     ("gpt_oss", 2, 1, 1), ("gpt_oss", 4, 1, 1), ("gpt_oss", 2, 1, 2), ("gpt_oss", 1, 2, 1), ("gpt_oss", 2, 2, 1),
     ("glm4_moe", 2, 1, 1), ("glm4_moe", 2, 1, 2), ("glm4_moe", 1, 2, 1), ("kimi_k25", 2, 1, 1), ("kimi_k25", 2, 2, 1),
+    ("deepseek_v4", 2, 1, 1), ("deepseek_v4", 2, 1, 2), ("deepseek_v4", 1, 2, 1), ("deepseek_v4", 2, 2, 1),
     ("llama", 2, 1, 1), ("qwen3_moe", 2, 1, 1), ("qwen3_moe", 2, 1, 2), ("qwen3_moe", 2, 2, 1),
 ]  # fmt: skip
 
@@ -129,6 +131,8 @@ CASES = [
 def write_packed(path: Path, family: str) -> Path:
     if family == "gpt_oss":
         return write_float4(path, **SIZES)
+    if family == "deepseek_v4":
+        return write_deepseek_v4(path, moe_intermediate_size=128)
     if family == "kimi_k25":  # the language model behind what sees
         return write_whole4(path, path / "plain", lambda: tiny.write_small(path, Kimi_K25ForConditionalGeneration))
     if family == "glm4_moe":
@@ -143,6 +147,32 @@ def test_one_process_answers_as_transformers_does_with_what_codes_stand_for(tmp_
     reference = kind.from_pretrained(path / "plain", dtype=torch.float32, attn_implementation="eager").eval()
     wanted = [tiny.reference_tokens(reference, prompt, NEW_TOKENS) for prompt in prompts(3)]
     assert generate(tiny.make_engine(load_causal_lm(path, dtype="float32"), num_blocks=100), prompts(3)) == wanted
+
+
+def test_one_process_has_the_numbers_of_transformers_own_unpacking(tmp_path):
+    """Of fp8 beside four bits, with scales that are powers of two."""
+    path = write_packed(tmp_path, "deepseek_v4")
+    reference = DeepseekV4ForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+    wanted = [tiny.reference_tokens(reference, prompt, NEW_TOKENS) for prompt in prompts(3)]
+    assert generate(tiny.make_engine(load_causal_lm(path, dtype="float32"), num_blocks=100), prompts(3)) == wanted
+
+
+def test_codes_of_experts_become_rows_of_codes(tmp_path):
+    """As GPUs keep them."""
+    path = write_packed(tmp_path, "deepseek_v4")
+    files = [str(path / "model.safetensors")]
+    described = json.loads((path / "config.json").read_text())["quantization_config"]
+    with ExitStack() as stack:
+        numbers = open_files(files, described, torch.float32, stack)
+        rows = open_files(files, described, torch.float32, stack, FLOAT4)
+        names = [name for name in numbers if ".experts." in name]
+        assert len(names) == 5 * 4 * 3
+        for name in names:
+            coded = Coded.of_rows(rows[name][...][None], FLOAT4, torch.float32)
+            assert torch.equal(coded[0], numbers[name][...])
+            part = rows[name][:, slice(FLOAT4.bytes, 3 * FLOAT4.bytes)]
+            found = Coded.of_rows(part[None], FLOAT4, torch.float32)[0]
+            assert torch.equal(found, numbers[name][:, slice(32, 96)])
 
 
 @pytest.mark.parametrize("case", some(CASES), ids=str)

@@ -3,13 +3,15 @@ it stands for, or for experts like rows of codes, and what the loader asks for i
 
 transformers' own way unpacks whole weights before it cuts them, for which there is no room.
 
-Formats: MXFP4 as gpt-oss has it, fp8 with scales for blocks as DeepSeek and Qwen do, and compressed-tensors'
-``pack-quantized`` (github.com/vllm-project/compressed-tensors: whole numbers of four bits, eight in an int32, a scale
-for each group of an output), as Kimi has it.
+Formats: MXFP4 as gpt-oss has it, fp8 with scales for blocks as DeepSeek and Qwen do, beside which DeepSeek V4 has its
+experts in MXFP4's codes, two in a byte, and compressed-tensors' ``pack-quantized``
+(github.com/vllm-project/compressed-tensors: whole numbers of four bits, eight in an int32, a scale for each group of an
+output), as Kimi has it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Container
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -23,17 +25,18 @@ from serve_app.models.loading.folder import UnsupportedModel, packing_of
 from serve_app.models.loading.packed_tensors import (
     Float4Experts,
     Float4Rows,
+    PackedGroups,
+    PackedRows,
     ScaledBlocks,
     ScaledRows,
-    WholeGroups,
-    WholeRows,
 )
 from serve_app.models.loading.slices import Tally, open_slices
 from serve_app.models.mixtures.coded import coded_experts, hold_rows, takes_codes
 
 FLOAT4, FLOAT8, WHOLE4 = "mxfp4", "fp8", "compressed-tensors"
 FORMATS = (FLOAT4, FLOAT8, WHOLE4)
-_SCALES = "_scale_inv"
+_SCALES, _WEIGHT, _SCALE = "_scale_inv", ".weight", ".scale"
+_PAIRS = ("I8", "U8", "F4")  # two codes of four bits in a byte
 _BLOCKS, _EXPONENTS = "_blocks", "_scales"
 _PACKED, _FACTORS, _SHAPE = "_packed", "_scale", "_shape"
 _EXPERT = ".experts."
@@ -51,6 +54,8 @@ def read_here(config: dict[str, Any], device: torch.device) -> bool:
     method = described.get("quant_method")
     if method == FLOAT8:  # for the sake of experts, which transformers' kernels are not for
         text = config.get("text_config") or config
+        if "fp4" in (config.get("expert_dtype"), described.get("expert_dtype")):
+            return True
         return any((text.get(name) or 0) > 1 for name in _COUNTS) and takes_codes(device)
     return method == FLOAT4 or (method == WHOLE4 and not _other_than_whole4(described))
 
@@ -63,7 +68,11 @@ def form_of(described: dict[str, Any], files: list[str], device: torch.device) -
     if method == FLOAT4:
         return coded.FLOAT4
     if method == FLOAT8:
-        return coded.FLOAT8 if described.get("weight_block_size") == [128, 128] else None
+        kinds = _kinds_of_experts(files)
+        if kinds <= set(_PAIRS):
+            return coded.FLOAT4
+        whole = described.get("weight_block_size") == [128, 128] and not kinds & set(_PAIRS)
+        return coded.FLOAT8 if whole else None
     return _form_of_whole4(files) if method == WHOLE4 else None
 
 
@@ -77,8 +86,26 @@ def _all_packed(files: list[str], method: str) -> bool:
             names.update(handle.keys())
     if method == FLOAT4:
         return not any(name.endswith(("experts.gate_up_proj", "experts.down_proj")) for name in names)
-    plain = [name for name in names if _EXPERT in name and name.endswith(".weight")]
-    return not plain if method == WHOLE4 else all(name + _SCALES in names for name in plain)
+    plain = [name for name in names if _EXPERT in name and name.endswith(_WEIGHT)]
+    return not plain if method == WHOLE4 else all(_scales_of(name, names) for name in plain)
+
+
+def _scales_of(name: str, names: Container[str]) -> str:
+    """The name of a weight's scales; "" where it has none."""
+    own = [name + _SCALES] + ([name.removesuffix(_WEIGHT) + _SCALE] if name.endswith(_WEIGHT) else [])
+    return next((each for each in own if each in names), "")
+
+
+def _kinds_of_experts(files: list[str]) -> set[str]:
+    """As what experts' weights are stored."""
+    from safetensors import safe_open
+
+    found = set()
+    for file in files:
+        with safe_open(file, framework="pt") as handle:
+            weights = [name for name in handle.keys() if _EXPERT in name and name.endswith(_WEIGHT)]  # noqa: SIM118
+            found |= {handle.get_slice(name).get_dtype() for name in weights}
+    return found
 
 
 def _form_of_whole4(files: list[str]) -> Form | None:
@@ -210,9 +237,9 @@ def _whole(tensors: dict[str, Any], dtype: torch.dtype, form: Form | None) -> di
                 raise UnsupportedModel(f"{name} has no {own}{_FACTORS}; fetch the weights again")
             scales = tensors[own + _FACTORS]
             if form is not None and _EXPERT in name:
-                found[own] = WholeRows(tensor, scales, form)
+                found[own] = PackedRows(tensor, scales, form)
             else:
-                found[own] = WholeGroups(name, tensor, scales, dtype)
+                found[own] = PackedGroups(name, tensor, scales, dtype)
         elif not any(name.removesuffix(end) + _PACKED in tensors for end in (_FACTORS, _SHAPE) if name.endswith(end)):
             found[name] = tensor
     return found
@@ -220,12 +247,22 @@ def _whole(tensors: dict[str, Any], dtype: torch.dtype, form: Form | None) -> di
 
 def _scaled(tensors: dict[str, Any], block: Any, dtype: torch.dtype, form: Form | None) -> dict[str, Any]:
     found: dict[str, Any] = {}
+    used = set()
     for name, tensor in tensors.items():
-        if name + _SCALES in tensors:
-            blocks = ScaledBlocks(name, tensor, tensors[name + _SCALES], block, dtype)
-            found[name] = ScaledRows(blocks, form) if form is not None and _EXPERT in name else blocks
-        elif tensor.get_dtype().startswith("F8"):
+        if not (own := _scales_of(name, tensors)):
+            continue
+        used.add(own)
+        coded_here = form is not None and _EXPERT in name
+        if tensor.get_dtype() in _PAIRS:
+            rows = PackedRows(tensor, tensors[own], form, 2) if form is not None and coded_here else None
+            found[name] = rows or PackedGroups(name, tensor, tensors[own], dtype, 2)
+        else:
+            blocks = ScaledBlocks(name, tensor, tensors[own], block, dtype)
+            found[name] = ScaledRows(blocks, form) if form is not None and coded_here else blocks
+    for name, tensor in tensors.items():
+        if name in found or name in used or name.endswith((_SCALES, *_IGNORED)):
+            continue
+        if tensor.get_dtype().startswith("F8"):
             raise UnsupportedModel(f"{name} is in fp8, and {name}{_SCALES} is not there; fetch the weights again")
-        elif not name.endswith((_SCALES, *_IGNORED)):
-            found[name] = tensor
+        found[name] = tensor
     return found

@@ -67,40 +67,45 @@ class Float4Rows:
 
 
 @dataclass(slots=True, frozen=True)
-class WholeGroups:
-    """``codes`` int32 [n, k / 8], eight to a number, the lowest bits first, and ``scales`` [n, k / group]."""
+class PackedGroups:
+    """``codes`` of four bits [n, k / values], so many ``values`` to a whole number, the lowest bits first, and
+    ``scales`` [n, k / group].
+    """
 
     name: str
     codes: Any
     scales: Any
     dtype: torch.dtype
+    values: int = 8
 
     def get_shape(self) -> list[int]:
         n, numbers = self.codes.get_shape()
-        return [n, numbers * 8]
+        return [n, numbers * self.values]
 
     def get_dtype(self) -> str:
         return "BF16"
 
     def __getitem__(self, index: Any) -> Tensor:
         (_, k), (_, count) = self.get_shape(), self.scales.get_shape()
-        if k % count or k // count % 8:
+        if k % count or k // count % self.values:
             raise UnsupportedModel(f"{self.name} has {count} scales for {k} columns; fetch the weights again")
         rows, columns = _slices(index, self.get_shape())
         size = k // count
         groups = slice(columns.start // size, -(-columns.stop // size))
-        codes = self.codes[rows, groups.start * size // 8 : groups.stop * size // 8].view(torch.uint8)
-        found = decode(codes, self.scales[rows, groups], self.dtype, size)
+        each = size // self.values
+        codes = self.codes[rows, groups.start * each : groups.stop * each].view(torch.uint8)
+        found = decode(codes, _exponents(self.scales[rows, groups]), self.dtype, size)
         return found[:, columns.start - groups.start * size : columns.stop - groups.start * size]
 
 
 @dataclass(slots=True, frozen=True)
-class WholeRows:
-    """The same as rows of codes, uint8 [n, k / 32 * 18]."""
+class PackedRows:
+    """The same as rows of codes, uint8 [n, k / 32 * bytes of a group]."""
 
     codes: Any
     scales: Any
     form: Form
+    values: int = 8
 
     def get_shape(self) -> list[int]:
         n, groups = self.scales.get_shape()
@@ -112,9 +117,9 @@ class WholeRows:
     def __getitem__(self, index: Any) -> Tensor:
         rows, columns = _slices(index, self.get_shape())
         groups = _groups(columns, self.form)
-        numbers = self.form.group // 8
+        numbers = self.form.group // self.values
         codes = self.codes[rows, groups.start * numbers : groups.stop * numbers].view(torch.uint8)
-        return to_rows(codes.unflatten(-1, (-1, self.form.size)), self.scales[rows, groups])
+        return to_rows(codes.unflatten(-1, (-1, self.form.size)), _exponents(self.scales[rows, groups]))
 
 
 @dataclass(slots=True, frozen=True)
@@ -140,12 +145,12 @@ class ScaledBlocks:
         own = _slices(index, shape)
         values = self.codes[tuple(own)].float()
         if len(grid) < 2:
-            return (values * self.scales[...].float()).to(self.dtype)
+            return (values * _numbers(self.scales[...])).to(self.dtype)
         cells = list(own[:-2])
         sizes = self._block(shape, grid)
         for dim, size in zip((-2, -1), sizes, strict=True):
             cells.append(slice(own[dim].start // size, -(-own[dim].stop // size)))
-        factors = self.scales[tuple(cells)].float()
+        factors = _numbers(self.scales[tuple(cells)])
         for dim, size in zip((-2, -1), sizes, strict=True):
             factors = factors.repeat_interleave(size, dim)
             factors = factors.narrow(dim, own[dim].start % size, own[dim].stop - own[dim].start)
@@ -185,9 +190,19 @@ class ScaledRows:
         groups, size = _groups(columns, self.form), self.form.group
         codes = self.blocks.codes[(*outer, rows, slice(groups.start * size, groups.stop * size))].view(torch.uint8)
         cells = slice(rows.start // size, -(-rows.stop // size))
-        scales = self.blocks.scales[(*outer, cells, groups)].float().repeat_interleave(size, -2)
+        scales = _numbers(self.blocks.scales[(*outer, cells, groups)]).repeat_interleave(size, -2)
         scales = scales.narrow(-2, rows.start % size, rows.stop - rows.start)
         return to_rows(codes.unflatten(-1, (-1, size)), scales)
+
+
+def _exponents(scales: Tensor) -> Tensor:
+    """Powers of two as bytes of their exponents, as :func:`decode` takes them; other scales as they are."""
+    return scales.view(torch.uint8) if scales.dtype == torch.float8_e8m0fnu else scales
+
+
+def _numbers(scales: Tensor) -> Tensor:
+    """float32, of scales of which some checkpoints have the exponents alone."""
+    return torch.exp2(scales.float() - 127) if scales.dtype == torch.uint8 else scales.float()
 
 
 def _groups(columns: slice, form: Form) -> slice:
