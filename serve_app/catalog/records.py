@@ -264,7 +264,7 @@ class ModelRecord(Record):
     properties: Properties = Properties()
     price: Price | None = None
     defaults: Defaults = Defaults()
-    tool_parser: Literal["pico", "hermes", "llama3", "mistral", "kimi", "harmony", "none"] = "none"
+    tool_parser: Literal["pico", "hermes", "llama3", "mistral", "kimi", "glm", "deepseek", "harmony", "none"] = "none"
     reasoning_parser: Literal["qwen3", "deepseek_r1", "mistral", "harmony", "none"] = "none"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     # Weights of linears rounded when they are loaded; int8 and int4 are fast on CPUs with AVX512_VNNI and dtype

@@ -11,6 +11,7 @@ from serve_app.api.types import AnswerFormat, GenerateRequest
 from serve_app.grammar import GrammarError
 from serve_app.grammar.check import check_grammar
 from serve_app.grammar.limits import MAX_PARALLEL_CALLS
+from serve_app.grammar.parameters import parameter_rules
 from serve_app.grammar.rules import ANY_OBJECT, choice_rule, grammar, json_rule, lark_grammar, literal, regex_rule
 from serve_app.grammar.schema import check_schema
 from serve_app.text.reasoning import Marks, pieces
@@ -115,6 +116,8 @@ def _calls(
     one = isinstance(request.tool_choice, dict) and request.tool_choice["type"] == "function"
     most = 1 if one or not request.parallel_tool_calls else MAX_PARALLEL_CALLS
     calls = FAMILIES[family](names, most, token)
+    # Without control tokens, which are a model's, a grammar can be tried out.
+    plain = FAMILIES[family](names, most, lambda _: None)
     rules.update(calls.rules)
     for number, name in enumerate(names):
         index, function = by_name[name]
@@ -122,14 +125,20 @@ def _calls(
         schema = _arguments(function["parameters"])
         try:
             check_schema(schema)
-            check_grammar(grammar("answer", {"answer": json_rule(schema)}))
+            check_grammar(grammar(f"args_{number}", _argument_rules(number, schema, plain)))
         except GrammarError as error:
             # Where nothing was promised about the arguments, any object will do.
             if forced or name in request.strict_tools:
                 raise InvalidInput(f"{field}: {error}.", param=field) from None
             schema = ANY_OBJECT
-        rules[f"args_{number}"] = json_rule(schema)
+        rules.update(_argument_rules(number, schema, calls))
     return calls
+
+
+def _argument_rules(number: int, schema: dict[str, Any], calls: CallRules) -> dict[str, str]:
+    if calls.parameters is None:
+        return {f"args_{number}": json_rule(schema)}
+    return parameter_rules(number, schema, calls.parameters)
 
 
 def _arguments(parameters: dict[str, Any]) -> dict[str, Any]:

@@ -24,8 +24,7 @@ from serve_app.text.harmony import HarmonySplitter
 from serve_app.text.reasoning import MARKS, TAIL_CHARS, ReasoningSplitter, opens
 from serve_app.text.stop import StopMatcher
 from serve_app.text.tokenizer import Tokenizer
-from serve_app.text.tool_calls import PARSERS, CallPiece, ToolParser
-from serve_app.text.tool_calls.kimi import Kimi
+from serve_app.text.tool_calls import PARSERS, THOUGHT_CALLS, CallPiece, ToolParser
 
 
 def open_output(
@@ -49,9 +48,9 @@ def open_output(
             named = [tool["function"]["name"] for tool in tools or ()] if tool_parser == "harmony" else []
             reasoning = HarmonySplitter(named)
         else:
-            # Kimi begins calls while it thinks.
-            call = Kimi.marker if tools and tool_parser == "kimi" else ""
-            reasoning = ReasoningSplitter(marks, inside=opens(tail, marks), call=call)
+            call, heads = THOUGHT_CALLS[tool_parser] if tools and tool_parser in THOUGHT_CALLS else ("", ("",))
+            heads = heads or tuple(tool["function"]["name"] for tool in tools or ())
+            reasoning = ReasoningSplitter(marks, inside=opens(tail, marks), call=call, heads=heads)
     keep = MARKS[reasoning_parser].tokens if reasoning is not None else ()
     return OutputStream(
         tokenizer,

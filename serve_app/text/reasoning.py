@@ -11,6 +11,7 @@ Some chat templates write the opening mark themselves, so that the answer begins
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from serve_app.text.tool_calls.base import prefix_at_end
@@ -57,14 +58,16 @@ class ReasoningSplitter:
     """Splits a stream of text into reasoning, which can only come first, and the answer.
 
     White space around the marks belongs to neither. ``ended_at``: how many characters of all text were reasoning and
-    marks; None while that goes on. ``call``: what begins a tool call, which ends reasoning as well.
+    marks; None while that goes on. ``call``: what begins a tool call, which ends reasoning as well where one of
+    ``heads`` follows, white space before it aside: a model that thinks about calls may name the mark alone.
     """
 
-    __slots__ = ("_call", "_held", "_inside", "_marks", "_read", "_seen_text", "ended_at")
+    __slots__ = ("_call", "_heads", "_held", "_inside", "_marks", "_read", "_seen_text", "ended_at")
 
-    def __init__(self, marks: Marks, *, inside: bool = False, call: str = "") -> None:
+    def __init__(self, marks: Marks, *, inside: bool = False, call: str = "", heads: Collection[str] = ("",)) -> None:
         self._marks = marks
         self._call = call
+        self._heads = heads
         self._inside = inside
         self._held = ""
         self._read = 0
@@ -91,8 +94,8 @@ class ReasoningSplitter:
         if not self._inside:
             return "", ""
         at = self._held.find(self._marks.end)
-        called = self._held.find(self._call) if self._call else -1
-        if called >= 0 and not 0 <= at < called:
+        called, certain = self._find_call(final) if self._call else (-1, True)
+        if called >= 0 and certain and not 0 <= at < called:
             thought, answer = self._held[:called].rstrip(), self._held[called:]
             return self._thought(thought), self._leave(answer)
         if at >= 0:
@@ -104,9 +107,21 @@ class ReasoningSplitter:
                 return self._thought(thought.rstrip()), ""
             return self._thought(thought.rstrip()), self._leave(answer)
         keep = 0 if final else max(prefix_at_end(self._held, mark) for mark in (self._marks.end, self._call))
-        certain = self._held[: len(self._held) - keep].rstrip()
-        self._held = "" if final else self._held[len(certain) :]
-        return self._thought(certain), ""
+        told = self._held[: called if called >= 0 else len(self._held) - keep].rstrip()
+        self._held = "" if final else self._held[len(told) :]
+        return self._thought(told), ""
+
+    def _find_call(self, final: bool) -> tuple[int, bool]:
+        """Where a call begins, or may begin as far as can be told; -1 for nowhere yet."""
+        at = self._held.find(self._call)
+        while at >= 0:
+            behind = self._held[at + len(self._call) :].lstrip()
+            if any(behind.startswith(head) for head in self._heads):
+                return at, True
+            if not final and any(head.startswith(behind) for head in self._heads):
+                return at, False
+            at = self._held.find(self._call, at + 1)
+        return -1, True
 
     def _enter(self, final: bool) -> bool:
         """Looks for the opening mark at the very beginning; once there is none, the rest is the answer."""

@@ -166,6 +166,32 @@ def test_a_call_of_harmony_comes_behind_reasoning(tokenizers):
         assert events[-1] == ChoiceDone(0, "tool_calls")
 
 
+def test_calls_come_out_of_reasoning(tokenizers):
+    """As GLM and DeepSeek begin them now and then, while prose about the marks stays reasoning."""
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"properties": {"a": {"type": "integer"}}}}}
+    request = GenerateRequest("m", [], None, False, SamplingParams(), tools=[tool])
+    written = {
+        "glm": "<tool_call>add<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>",
+        "deepseek": '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="add">\n'
+        '<｜DSML｜parameter name="a" string="false">1</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>',
+    }
+    tokenizer = tokenizers["pico"]
+    prompt = tokenizer.encode_prompt("<|im_start|>assistant\n<think>\n")
+    for family, call in written.items():
+        for between in ("", "</think>\n\n"):
+            thought = "A <tool_call> or <｜DSML｜ it is."
+            ids = tokenizer.encode(f"{thought}\n{between}{call}", add_special_tokens=False).tolist()
+            for step in (1, 5, 200):
+                stream = open_output(tokenizer, request, prompt, tool_parser=family, reasoning_parser="deepseek_r1")
+                events = [e for at in range(0, len(ids), step) for e in stream.feed(ids[at : at + step])]
+                events += stream.finish()
+                assert "".join(e.text for e in events if isinstance(e, ReasoningDelta)) == thought
+                assert not "".join(e.text for e in events if isinstance(e, TextDelta))
+                calls = [e for e in events if isinstance(e, ToolCallDelta)]
+                assert calls[0].name == "add" and json.loads("".join(c.arguments for c in calls)) == {"a": 1}
+                assert events[-1] == ChoiceDone(0, "tool_calls")
+
+
 def test_stop_strings_are_for_the_answer(tokenizers):
     tokenizer = tokenizers["pico"]
     ids = tokenizer.encode("<think>one\n\nEND</think>\nFour END five", add_special_tokens=False).tolist()

@@ -95,6 +95,21 @@ def test_a_message_to_a_function_ends_reasoning_where_there_are_tools(text, reas
         assert TO not in "".join("".join(each) for each in (other.feed(text), other.feed("", final=True)))
 
 
+def test_a_mark_that_is_only_named_ends_no_reasoning():
+    text = "I write <tool_call>, or <tool_call> get it. <tool_call>\nget_weather</tool_call> is how. </think>Hi"
+    for heads, ends in ((("get_weather", "now"), "<tool_call>\n"), (("now",), "</think>"), (("",), "<tool_call>, or")):
+        thought = text[: text.index(ends)].rstrip()
+        for pieces in ([text], list(text), [text[:60], text[60:]]):
+            splitter = ReasoningSplitter(MARKS["deepseek_r1"], inside=True, call="<tool_call>", heads=heads)
+            told = [splitter.feed(piece) for piece in pieces] + [splitter.feed("", final=True)]
+            said, answer = ("".join(each) for each in zip(*told, strict=True))
+            assert said == thought and answer == text[splitter.ended_at :]
+            assert answer == "Hi" if heads == ("now",) else answer.startswith("<tool_call>")
+    # Cut where it could still become a call.
+    splitter = ReasoningSplitter(MARKS["deepseek_r1"], inside=True, call="<tool_call>", heads=("now",))
+    assert splitter.feed("Hm <tool_call> no") == ("Hm", "") and splitter.feed("", final=True) == (" <tool_call> no", "")
+
+
 def test_a_call_ends_reasoning_where_the_model_begins_it_there():
     text = "Let me see. <|call|>f"
     for pieces in ([text], list(text)):

@@ -23,6 +23,27 @@ TWO = '{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}'
 KIMI = SECTION + CALL
 TO = "<|channel|>commentary to=functions."
 
+DSML = "｜DSML｜"
+# JSON that holds the marks at its own end, and that no float can hold.
+JSON_MARK = f'["a</arg_value> \\\\\\" </{DSML}parameter>", 1]'
+QUOTE = '"d'
+BIG = "[1e999, 123456789012345678901234567890]"
+
+
+def pair(key: str, value: object, line: str = "\n") -> str:
+    """An argument as GLM 4.5 writes it; 4.7 and later without line breaks."""
+    return f"<arg_key>{key}</arg_key>{line}<arg_value>{value}</arg_value>"
+
+
+def said(key: str, value: object, string: bool) -> str:
+    """An argument as DeepSeek writes it."""
+    return f'<{DSML}parameter name="{key}" string="{str(string).lower()}">{value}</{DSML}parameter>'
+
+
+def invoke(name: str, *arguments: str) -> str:
+    return "\n".join((f'<{DSML}invoke name="{name}">', *(arguments or ("",)), f"</{DSML}invoke>"))
+
+
 CASES = [
     ("hermes", f"<tool_call>{ADD}</tool_call>", "", [("add", ARGS)]),
     ("hermes", f"Let me.\n<tool_call>\n{ADD}\n</tool_call>\n", "Let me.", [("add", ARGS)]),
@@ -87,6 +108,36 @@ CASES = [
     ("kimi", f"{KIMI}functions.rm:0{ARGUMENTS}{{}}", f"{KIMI}functions.rm:0{ARGUMENTS}{{}}", []),
     ("kimi", f"{SECTION} nothing", f"{SECTION} nothing", []),
     ("kimi", "a <|tool| b", "a <|tool| b", []),
+    ("glm", f"Ok.\n<tool_call>add\n{pair('a', 1)}\n{pair('s', '5 ')}\n</tool_call>\n<tool_call>now\n</tool_call>\n bye",
+     "Ok.bye", [("add", {"a": 1, "s": "5 "}), ("now", {})]),
+    ("glm", f"<tool_call>add{pair('a', 1, '')}{pair('s', 'null', '')}</tool_call><tool_call>now</tool_call>", "",
+     [("add", {"a": 1, "s": "null"}), ("now", {})]),
+    ("glm", f"<tool_call>f{pair('x', '[1, {}]')}{pair('y', 'True')}{pair('z', '-1e3')}</tool_call>", "",
+     [("f", {"x": [1, {}], "y": "True", "z": -1000.0})]),
+    ("glm", f"<tool_call>add{pair('a', 'True')}{pair('a', 'many')}</tool_call>", "", [("add", {"a": "many"})]),
+    ("glm", f"<tool_call>f{pair('x', JSON_MARK)}</tool_call>", "", [("f", json.loads(f'{{"x": {JSON_MARK}}}'))]),
+    ("glm", f"<tool_call>f{pair('x', QUOTE)}{pair('y', QUOTE)}</tool_call>", "", [("f", {"x": QUOTE, "y": QUOTE})]),
+    ("glm", f"<tool_call>f{pair('x', BIG)}</tool_call>", "", [("f", {"x": json.loads(BIG)})]),
+    ("glm", f"<tool_call>add{pair('s', '')}{pair('a', '')}</tool_call>", "", [("add", {"s": "", "a": ""})]),
+    ("glm", f"<tool_call>f{pair('x', 1)} and more", "and more", [("f", {"x": 1})]),
+    ("glm", f"<tool_call>f{pair('x', 1)}<tool_call>g</tool_call>", "", [("f", {"x": 1}), ("g", {})]),
+    ("glm", f"<tool_call>rm{pair('x', 1)}</tool_call>", f"<tool_call>rm{pair('x', 1)}</tool_call>", []),
+    ("glm", f"the mark <tool_call> is\n<tool_call>f{pair('x', 1)}", "the mark <tool_call> is", [("f", {"x": 1})]),
+    ("glm", "<tool_call>no", "<tool_call>no", []),
+    ("glm", "<tool_call>now", "<tool_call>now", []),
+    ("glm", '<tool_call>{"name": "f"}</tool_call>', '<tool_call>{"name": "f"}</tool_call>', []),
+    ("deepseek", f"Ok.\n\n<{DSML}function_calls>\n" + invoke("add", said("a", 1, False), said("s", " 5 ", True)) + "\n"
+     + invoke("now") + f"\n</{DSML}function_calls> bye", "Ok.bye", [("add", {"a": 1, "s": " 5 "}), ("now", {})]),
+    ("deepseek", f"<{DSML}tool_calls>\n" + invoke("add", said("a", "{}", False), said("s", 1, False)) + "\n"
+     f"</{DSML}tool_calls>", "", [("add", {"a": {}, "s": 1})]),
+    ("deepseek", invoke("f", said("x", JSON_MARK, False), said("y", "null", True), said("z", "oops", False)), "",
+     [("f", {"x": json.loads(JSON_MARK), "y": "null", "z": "oops"})]),
+    ("deepseek", invoke("add", f'<{DSML}parameter name="s">5</{DSML}parameter>'), "", [("add", {"s": "5"})]),
+    ("deepseek", f"<{DSML}tool_calls>" + invoke("f", '{"x": "1"}') + f"</{DSML}tool_calls>", "", [("f", {"x": "1"})]),
+    ("deepseek", f"<{DSML}tool_calls>\n{invoke('rm')}", f"<{DSML}tool_calls>\n{invoke('rm')}", []),
+    ("deepseek", f"<{DSML}tool_calls> nothing", f"<{DSML}tool_calls> nothing", []),
+    ("deepseek", f'<{DSML}invoke name="f">', f'<{DSML}invoke name="f">', []),
+    ("deepseek", f"a <{DSML} b <｜c", f"a <{DSML} b <｜c", []),
     ("harmony", f'{TO}f <|constrain|>json<|message|>{{"x": 1}}<|call|>', "", [("f", {"x": 1})]),
     ("harmony", '<|end|><|start|>assistant to=functions.f<|channel|>commentary json<|message|>{}', "", [("f", {})]),
     ("harmony", ' to=functions.f<|channel|>commentary<|message|>{}<|call|>', "", [("f", {})]),
@@ -141,6 +192,10 @@ BROKEN = [
     ("mistral", '[TOOL_CALLS]f[ARGS]{"x": 1', "", '{"x": 1'),
     ("kimi", f'{KIMI}functions.f:0{ARGUMENTS}{{"x": 1', "", '{"x": 1'),
     ("harmony", '<|channel|>commentary to=functions.f<|message|>{"x": 1', "", '{"x": 1'),
+    ("glm", f"<tool_call>f{pair('x', 1)}<arg_key>y</arg_key><arg_value>2", "", '{"x": 1, "y": 2'),
+    ("glm", f"<tool_call>f{pair('x', 1)}<arg_key>y", "", '{"x": 1'),
+    ("glm", "<tool_call>f<arg_key>y</tool_call> b", "<arg_key>y</tool_call> b", "{"),
+    ("deepseek", invoke("f", said("x", "abc", True))[: -len(f"</{DSML}parameter>\n</{DSML}invoke>")], "", '{"x": "abc'),
 ]
 
 
@@ -180,6 +235,9 @@ WRITTEN = [
     ("mistral", "[TOOL_CALLS]f[ARGS]%s"),
     ("kimi", f"{KIMI}functions.f:0{ARGUMENTS}%s{END}"),
     ("harmony", "<|channel|>commentary to=functions.f <|constrain|>json<|message|>%s<|call|>"),
+    ("glm", f"<tool_call>f\n{pair('x', '%s')}\n</tool_call>"),
+    ("glm", f"<tool_call>f{pair('x', '%s', '')}</tool_call>"),
+    ("deepseek", invoke("f", said("x", "%s", True))),
 ]
 MARKS = ["</tool_call>", "<tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "</function>", "<function=f>", "}]",
          SECTION, CALL, ARGUMENTS, END, SECTION_END, "<|call|>", "<|channel|>",
@@ -191,7 +249,8 @@ MARKS = ["</tool_call>", "<tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|
 def test_what_a_string_argument_holds_is_no_mark(data, written, marks, escaped):
     name, form = written
     value = "x" + "".join(marks) + "x"
-    said = value if "<parameter" in form else json.dumps({"x": value}, ensure_ascii=escaped)
+    bare = any(mark in form for mark in ("<parameter", "<arg_value", "string="))
+    said = value if bare else json.dumps({"x": value}, ensure_ascii=escaped)
     text = form.replace("%s", said)
     cuts = sorted(data.draw(st.sets(st.integers(1, len(text) - 1), max_size=8)))
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
@@ -216,6 +275,16 @@ def test_any_text_gives_the_same_whatever_way_it_is_cut(data, name):
             "</parameter>",
             "</function>",
             "<|python_tag|>",
+            "<arg_key>",
+            "</arg_key>",
+            "<arg_value>",
+            "</arg_value>",
+            f"<{DSML}",
+            "tool_calls>",
+            'invoke name="f">',
+            f"</{DSML}invoke>",
+            said("x", "[", False),
+            said("x", "[", True),
             "f",
             "}",
             "]",
@@ -245,7 +314,21 @@ def test_text_before_a_call_streams_on():
     assert parser.feed("bar") == [" <toolbar"]
 
 
-@pytest.mark.parametrize("family", ["kimi", "harmony", "mistral", "hermes"])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("glm", f"<tool_call>add{pair('a', 1)}{pair('s', 'some text')}</tool_call>"),
+     ("deepseek", invoke("add", said("a", 1, False), said("s", "some text", True)))],
+)  # fmt: skip
+def test_strings_without_quotes_are_told_as_they_are_written(name, text):
+    parser, told = PARSERS[name](TOOLS), ""
+    for at, char in enumerate(text):
+        told += "".join(item.arguments for item in parser.feed(char) if isinstance(item, CallPiece))
+        if text[: at + 1].endswith("some te"):
+            assert told == '{"a": 1, "s": "some te'
+    assert json.loads(told) == {"a": 1, "s": "some text"}
+
+
+@pytest.mark.parametrize("family", ["kimi", "harmony", "mistral", "hermes", "glm", "deepseek"])
 def test_every_name_that_a_tool_may_have(family):
     name = "mcp:search/web.v1-" + "x" * 100
     written = {
@@ -253,6 +336,8 @@ def test_every_name_that_a_tool_may_have(family):
         "harmony": f"<|end|><|start|>assistant{TO}{name} <|constrain|>json<|message|>{{}}",
         "mistral": f"[TOOL_CALLS]{name}[ARGS]{{}}",
         "hermes": f'<tool_call>{{"name": "{name}", "arguments": {{}}}}</tool_call>',
+        "glm": f"<tool_call>{name}</tool_call>",
+        "deepseek": invoke(name),
     }[family]
     for pieces in ([written], list(written)):
         parser = PARSERS[family]([tool(name)])

@@ -7,6 +7,12 @@ import re
 _CLOSERS = {"{": "}", "[": "]"}
 _OUTSIDE = re.compile(r'["{}\[\]<]')
 _INSIDE = re.compile(r'["\\\x00-\x1f]')
+_ESCAPED = re.compile(r"\\.", re.DOTALL)
+
+
+def in_string(text: str) -> bool:
+    """Whether the end of ``text``, the beginning of a JSON value, lies inside a string."""
+    return _ESCAPED.sub("", text).count('"') % 2 == 1
 
 
 class JsonScanner:

@@ -8,6 +8,7 @@ from typing import Any
 
 from serve_app.text.tool_calls.base import CallParser, CallPiece, ToolParser, Verdict, prefix_at_end
 from serve_app.text.tool_calls.json_call import NamedCall, ObjectCall
+from serve_app.text.tool_calls.json_scanner import in_string
 from serve_app.text.tool_calls.xml_call import OPEN as XML_OPEN
 from serve_app.text.tool_calls.xml_call import XmlCall
 
@@ -135,7 +136,7 @@ class Hermes(Marked):
     def _hopeless(self, body: str) -> int:
         # A closing tag outside a string means that the JSON is broken for good; inside one it is an argument.
         at = body.find(self.close)
-        while at >= 0 and _in_string(body[:at]):
+        while at >= 0 and in_string(body[:at]):
             at = body.find(self.close, at + 1)
         return at + len(self.close) if at >= 0 else 0
 
@@ -204,11 +205,3 @@ class Mistral(Marked):
         else:
             self._in_list = False
         return True
-
-
-_escaped = re.compile(r"\\.", re.DOTALL)
-
-
-def _in_string(text: str) -> bool:
-    """Whether the end of ``text``, the beginning of a JSON value, lies inside a string."""
-    return _escaped.sub("", text).count('"') % 2 == 1
