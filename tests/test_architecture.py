@@ -54,8 +54,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     # What ranks say and compute together; a model's part is read in serve_app.models.divided.
     "serve_app.parallel": {
-        "msgspec", "numpy", "torch", "serve_app.activity", "serve_app.costs", "serve_app.engine", "serve_app.kv.parts",
-        "serve_app.wire.message", "serve_app.wire.parts", "serve_app.wire.ranks",
+        "msgspec", "numpy", "torch", "serve_app.activity", "serve_app.costs", "serve_app.engine",
+        "serve_app.kernels.library.load", "serve_app.kv.parts", "serve_app.wire.message", "serve_app.wire.parts",
+        "serve_app.wire.ranks",
     },
     "serve_app.parallel.place": set(),
     "serve_app.parallel.dispatch": set(),

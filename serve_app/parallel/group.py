@@ -17,6 +17,7 @@ from torch import Tensor
 
 from serve_app.parallel.life import Waiting
 from serve_app.parallel.place import Place
+from serve_app.parallel.shared import SharedSums, share
 
 
 class Group:
@@ -37,14 +38,23 @@ class Group:
         self._parts = self.mesh.get_group()
         # All that this rank is connected with.
         self.circles: list[Any] = [None, self._parts][: 1 + (place.tensor > 1)]
+        # Of ranks that divide layers on one machine's processors (:meth:`share_memory`).
+        self._shared: SharedSums | None = None
         # What has been sent and may not have arrived.
         self._sent: deque[tuple[Any, Tensor]] = deque()
+
+    def share_memory(self, timeout_s: float) -> None:
+        """Sums go through memory from now on, where that can be had; all ranks are on one machine and call it."""
+        if self.place.tensor > 1 and self.device.type == "cpu":
+            self._shared = share(self.place.part, self.place.tensor, self.told_parts, self.agree, timeout_s)
 
     def sum(self, x: Tensor) -> Tensor:
         """The sum of the parts' ``x``, of its dtype; bit for bit the same on all of them."""
         if self.place.tensor == 1 or not x.numel():
             return x
         with self.waiting.counted():
+            if self._shared is not None and self._shared.takes(x):
+                return self._shared.sum(x)
             dtype = x.dtype
             # Where a processor adds them up it is in float32: gloo rounds after each rank.
             whole = x.float() if x.device.type == "cpu" else x

@@ -99,6 +99,8 @@ def join(
     group = Group(place, device, waiting, agree)
     for circle in group.circles:
         _greet(circle, place.rank, token)
+    if meeting.file:
+        group.share_memory(TIMEOUT.total_seconds())
     return group
 
 

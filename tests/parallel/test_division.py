@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import random
+
 import pytest
 import torch
 from transformers import (
@@ -9,6 +12,8 @@ from transformers import (
     DeepseekV3ForCausalLM,
     Gemma4ForCausalLM,
     Gemma4TextConfig,
+    GlmMoeDsaConfig,
+    GlmMoeDsaForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     GptOssConfig,
@@ -25,8 +30,10 @@ from serve_app.catalog.load import load_catalog
 from serve_app.models.divided.division import Cut, bare, dispatch_from, divide, keep_groups
 from serve_app.models.divided.load import refuse_divided
 from serve_app.models.loading.folder import UnsupportedModel
+from serve_app.models.loading.miniature import Sizes, scale_down
 from serve_app.parallel.dispatch import LOOPBACK, WAYS
 from serve_app.parallel.place import Place
+from serve_app.parallel.stages import stages
 from serve_app.planning.described import full_config, without_weights
 from serve_app.planning.source import published
 from tests import tiny
@@ -173,7 +180,7 @@ NARROW_EXPERTS = MixtralConfig(**WIDE | {"intermediate_size": 192})
         (GPT2LMHeadModel, GPT2Config(n_layer=2, n_embd=32, n_head=2), Place(2), "has no plan by which ranks divide"),
         (LlamaForCausalLM, LLAMA, Place(3), "which 3 ranks can't divide"),
         (LlamaForCausalLM, ODD, Place(2), "6 query heads and 3 K/V heads, which 2 ranks can't divide"),
-        (LlamaForCausalLM, LLAMA, Place(1, 4), "3 layers, which do not make 4 stages"),
+        (LlamaForCausalLM, LLAMA, Place(1, 4), "3 layers do not make 4 stages"),
         (DeepseekV3ForCausalLM, LATENT, Place(8), "has 4 heads, which 8 ranks can't divide"),
         (LlamaForCausalLM, LLAMA, Place(2, whole_experts=True), "names no experts of LlamaForCausalLM"),
         (MixtralForCausalLM, ODD_EXPERTS, Place(2, whole_experts=True), "has 5 experts, which 2 ranks can't divide"),
@@ -184,6 +191,39 @@ NARROW_EXPERTS = MixtralConfig(**WIDE | {"intermediate_size": 192})
 def test_what_can_not_be_divided_is_named(model, config, place, said):
     with pytest.raises(UnsupportedModel, match=said):
         divide(bare(model, config), place)
+
+
+def test_layers_that_take_over_chosen_keys_stay_with_the_one_before_them():
+    kinds = ["full", "shared", "shared", "shared", "full", "full", "shared", "shared"]
+    module = bare(GlmMoeDsaForCausalLM, scale_down(GlmMoeDsaConfig(), Sizes(layers=8), indexer_types=kinds))
+    for count in (2, 3):
+        begins = {begin for begin, _ in divide(module, Place(1, count)).stages}
+        assert begins <= {0, 4, 5} and len(begins) == count
+    with pytest.raises(UnsupportedModel, match="8 layers do not make 4 stages: some take over the keys"):
+        divide(module, Place(1, 4))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_fullest_stage_holds_least(seed):
+    """Of all ways to cut, those that part no layer from the one that it follows."""
+    rng = random.Random(seed)
+    costs = [rng.randrange(1, 9) for _ in range(7)]
+    follows = [False, *(rng.random() < 0.4 for _ in range(6))]
+    ends = (rng.randrange(6), rng.randrange(6))
+    begins = [at for at in range(1, 7) if not follows[at]]
+    for count in range(1, len(begins) + 2):
+        found = stages(costs, count, ends, follows)
+        assert [each[1] for each in found[:-1]] == [each[0] for each in found[1:]]
+        assert all(begin in (0, *begins) for begin, _ in found) and (found[0][0], found[-1][1]) == (0, 7)
+
+        def fullest(cuts):
+            sizes = [sum(costs[a:b]) for a, b in itertools.pairwise((0, *cuts, 7))]
+            sizes[0] += ends[0]
+            sizes[-1] += ends[1]
+            return max(sizes)
+
+        best = min(fullest(cuts) for cuts in itertools.combinations(begins, count - 1))
+        assert fullest([begin for begin, _ in found[1:]]) == best
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def group(monkeypatch) -> Group:
     monkeypatch.setattr(groups.dist, "all_reduce", lambda data, group: data.mul_(2))
     found = object.__new__(Group)
     found.place, found.device, found.waiting = Place(2, 1, 0), torch.device("meta"), Waiting()
-    found._parts, found._sent = None, groups.deque()
+    found._parts, found._sent, found._shared = None, groups.deque(), None
     return found
 
 

@@ -51,6 +51,7 @@ class Library:
     pack_compact: Callable[..., None]
     pack_matrices: Callable[..., int]
     fits_float4: Callable[..., int]
+    add_up: Callable[..., int]
     pack_float4: Callable[..., None]
     thread_limit: int
     note: str
@@ -76,12 +77,14 @@ def open_library(path: Path) -> Library:
     fits, float4 = handle.fits_float4, handle.pack_float4
     fits.argtypes, fits.restype = (ctypes.c_void_p, *sizes), ctypes.c_int
     float4.argtypes, float4.restype = pack.argtypes, None
+    add_up = handle.add_up
+    add_up.argtypes, add_up.restype = (ctypes.c_void_p,), ctypes.c_int
     limit, note = 0, "threads follow torch.get_num_threads()"
     if (runtimes := len(openmp_runtimes())) > 1:
         # Two pools would spin against each other on the same cores; torch's does most of the work, so it
         # keeps them.
         limit, note = 1, f"single-threaded: {runtimes} OpenMP runtimes are loaded"
-    return Library(path, *functions, pack, survey, compact, matrices, fits, float4, limit, note)
+    return Library(path, *functions, pack, survey, compact, matrices, fits, add_up, float4, limit, note)
 
 
 def threads(lib: Library) -> int:
