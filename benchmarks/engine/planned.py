@@ -1,5 +1,5 @@
 """``python -m benchmarks planned``: what a plan for a CPU says of weights, cache and activations, beside what a worker
-then holds, over 40 small models and settings. Bytes are counted where they lie, however busy the machine is.
+then holds, over 72 small models and settings. Bytes are counted where they lie, however busy the machine is.
 """
 
 from __future__ import annotations
@@ -55,6 +55,13 @@ FAMILIES |= {
         "num_global_key_value_heads": 1, "enable_moe_block": True, "num_experts": 8, "moe_intermediate_size": 128,
         "top_k_experts": 2}),
 }  # fmt: skip
+# Contexts are eight times as long as what is chosen.
+_CHOOSES = {**FAMILIES["deepseek"][1], "index_n_heads": 16, "index_head_dim": 32, "index_topk": 64}
+_CHOOSES |= {"num_hidden_layers": 3, "pad_token_id": None}
+FAMILIES |= {
+    "deepseek v3.2": ("DeepseekV32", _CHOOSES),
+    "glm 5": ("GlmMoeDsa", {**_CHOOSES, "indexer_types": ["full", "shared", "full"]}),
+}  # fmt: skip
 _SEES = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 2}
 # Those that see as well: the prefix of transformers' classes, the decoder's and the encoder's, what is special of each.
 SEEING: dict[str, tuple[str, str, str, dict[str, Any], dict[str, Any]]] = {
@@ -65,6 +72,12 @@ SEEING: dict[str, tuple[str, str, str, dict[str, Any], dict[str, Any]]] = {
     "kimi": (
         "Kimi_K25", "DeepseekV3", "Kimi_K25Vision", FAMILIES["deepseek"][1],
         {"patch_size": 8, "pos_emb_height": 8, "pos_emb_width": 8}),
+    "glm 5.3 flash": (
+        "Glm5Next", "Glm5NextText", "Glm5NextVision", {
+            **_CHOOSES, "qk_rope_head_dim": 0, "qk_nope_head_dim": 64, "index_kpool": 4, "linear_num_heads": 4,
+            "linear_head_dim": 32, "layer_types": ["linear_attention", "indexed_attention", "indexed_attention"],
+            "mlp_layer_types": ["dense", "sparse", "sparse"]},
+        {"patch_size": 8, "depth": 2, "num_heads": 2, "out_hidden_size": 256, "projection_intermediate_size": 256}),
 }  # fmt: skip
 SETTINGS = [("bfloat16", "none"), ("float32", "none"), ("bfloat16", "int8"), ("bfloat16", "int4")]
 CACHE_BYTES = 4 << 20
@@ -139,28 +152,42 @@ def planned(folder: Path, dtype: str, quantization: str) -> Plan:
 
 
 def step_bytes(model: Any) -> int:
-    """At the peak of a step of two prompts."""
+    """At the peak of a step of two prompts; where keys are chosen, of a step of one text at the end of its context."""
+    context = COMMON["max_position_embeddings"]
+    return peak_bytes(model, [(0, ROWS // 2)] * 2 if not model.chooses else [(context - ROWS, ROWS)])
+
+
+def peak_bytes(model: Any, texts: list[tuple[int, int]]) -> int:
+    """At the peak of a step of ``texts``: of each how many tokens are computed, and how many follow."""
     import torch
 
     from serve_app.engine.blocks import BLOCK_TOKENS
     from serve_app.engine.request import Request
     from serve_app.engine.step import Scheduled, build_batch
+    from serve_app.models.latent import latent_of
     from serve_app.models.peak import Living
     from serve_app.sampling_params import SamplingParams
 
-    kv, each, scheduled = model.kv_shape.allocate(ROWS // BLOCK_TOKENS + 1, "cpu", 2), ROWS // 2, []
-    for index in range(2):
-        ids = [(7 * i + index) % COMMON["vocab_size"] for i in range(each)]
-        request = Request(str(index), ids, each, SamplingParams(), b"")
-        first = 1 + index * each // BLOCK_TOKENS
-        request.blocks = list(range(first, first + each // BLOCK_TOKENS))
+    expanded = [each for child in model.module.modules() if (each := latent_of(child)) is not None]
+    weights = [*model.module.parameters(), *(part for each in expanded for part in (each.keys, each.values))]
+    blocks, first, then = 1, [], []
+    for index, (before, count) in enumerate(texts):
+        total = before + count
+        ids = [(7 * i + index) % COMMON["vocab_size"] for i in range(total)]
+        request = Request(str(index), ids, total, SamplingParams(), b"")
+        request.blocks = list(range(blocks, blocks + -(-total // BLOCK_TOKENS)))
+        blocks += len(request.blocks)
         request.state = 1 + index
-        scheduled.append(Scheduled(request, 0, each, 1))
+        first += [Scheduled(request, 0, before, 1)] if before else []
+        then.append(Scheduled(request, before, count, 1))
+    kv = model.kv_shape.allocate(blocks, "cpu", len(texts))
     # Outside of inference mode, in which operators are not seen one by one.
     with torch.no_grad():
-        batch = build_batch(scheduled, kv)
+        if first:
+            model.forward(build_batch(first, kv))
+        batch = build_batch(then, kv)
         model.forward(batch)  # tables of positions are made once
-        with Living([*model.module.parameters(), *model.module.buffers(), *kv.planes, *kv.states]) as living:
+        with Living([*weights, *model.module.buffers(), *kv.planes, *kv.states]) as living:
             model.forward(batch)
     return living.peak
 

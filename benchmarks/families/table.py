@@ -26,14 +26,12 @@ none yet:
 
 | model | architecture | what is missing |
 | --- | --- | --- |
-| deepseek-v4-flash-0731 | DeepseekV4ForCausalLM | an indexer's cache, which is neither keys and values nor a state |
+| deepseek-v4-flash-0731 | DeepseekV4ForCausalLM | a configuration whose sizes could be checked |
 | deepseek-v4-pro-0813 | DeepseekV4ForCausalLM | the same |
-| glm-5.2, glm-5.3 | GlmMoeDsaForCausalLM | the same |
-| glm-5.3-flash | Glm5NextForConditionalGeneration | the same, beside layers that keep states |
-| qwen3.8-27b | layers that keep states, and pictures | a configuration whose sizes could be checked |
 
 Of nemotron-3-120b-a12b calls of tools are not read, nor its checkpoints in 8 and 4 bits (ModelOpt). Of Kimi K2.5 to
-K2.7 and Gemma 4 pictures are not served.
+K2.7, GLM 5.3 Flash and Gemma 4 pictures are not served. GLM 5.3 and GLM 5.3 Flash have windows of 1,310,720 tokens at
+Cloudflare, and positions for 1,048,576; eight GPUs of 141 GB hold 327,680 tokens of GLM 5.3 beside its weights.
 """
 _TITLES = {
     "text-generation": "Text generation",

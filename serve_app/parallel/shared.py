@@ -123,7 +123,7 @@ def _made(size: int) -> int:
     """Memory that no file system shows, and that goes with the last who has it; -1 where there is none."""
     try:
         fd = os.memfd_create(_NAME)
-    except OSError:
+    except (AttributeError, OSError):  # elsewhere than on Linux
         return -1
     os.ftruncate(fd, size)
     return fd

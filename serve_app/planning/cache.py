@@ -11,7 +11,8 @@ from typing import Any
 class LayerCache:
     """One layer's memory of a text. ``heads``: parts that ranks may divide among them, each of ``head_bytes`` a token;
     one of ``rest`` bytes a token is every rank's (latents). ``bound``: tokens back to which queries look, 0 for all.
-    ``state``: bytes a text, whatever its length.
+    ``state``: bytes a text, whatever its length. ``chosen``: tokens that a query attends to where it does not attend to
+    all of them; of ``rest`` so many bytes, ``indexed``, are what they are chosen by.
     """
 
     kind: str
@@ -20,6 +21,8 @@ class LayerCache:
     rest: int = 0
     bound: int = 0
     state: int = 0
+    chosen: int = 0
+    indexed: int = 0
 
     @property
     def token_bytes(self) -> int:
@@ -38,6 +41,12 @@ class LayerCache:
         """Of a text on one rank, where tokens that no query looks back to are forgotten."""
         return (min(tokens, self.bound) if self.bound else tokens) * self.rank_bytes(ranks) + self.state
 
+    def read_bytes(self, tokens: int, ranks: int = 1) -> int:
+        """What one query of a text reads of it on one rank."""
+        if not self.chosen or tokens <= self.chosen:
+            return self.text_bytes(tokens, ranks)
+        return self.chosen * (self.rank_bytes(ranks) - self.indexed) + tokens * self.indexed + self.state
+
 
 BLOCK_TOKENS = 32  # of serve_app/engine/blocks.py
 # Kinds of layers without keys and values.
@@ -55,10 +64,16 @@ def layer_caches(full: Any, item: float, *, latent: bool, states: Mapping[int, i
     if len(kinds) != count:
         kinds = [_whole_model(text)] * count
     found = [_layer(own, kind, item, latent) for own, kind in zip(by_layer(text, count), kinds, strict=True)]
+    keys = [int(_index_keys(text, index) * item) for index in range(count)]
+    # Of entries that stand for several tokens no layer chooses by keys of these.
+    chosen = int(text.index_topk) if any(keys) else 0
     return [
-        replace(layer, state=(states or {}).get(index, 0), rest=layer.rest + int(_index_keys(text, index) * item))
+        replace(
+            layer, state=(states or {}).get(index, 0), rest=layer.rest + keys[index], indexed=keys[index],
+            chosen=chosen if layer.token_bytes else 0,
+        )
         for index, layer in enumerate(found)
-    ]
+    ]  # fmt: skip
 
 
 def by_layer(text: Any, count: int) -> list[Any]:

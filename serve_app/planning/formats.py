@@ -32,7 +32,9 @@ class Format:
         """Whether the tensor of this name is in fewer bits."""
         if role in self.plain or name.endswith("bias") or (self.only_experts and role != "experts"):
             return False
-        return not any(pattern.search(name) for pattern in self.skipped)
+        # Expressions may end where the name of the module does.
+        named = (name, name.removesuffix(".weight"))
+        return not any(pattern.search(each) for pattern in self.skipped for each in named)
 
 
 def read_format(described: dict[str, Any] | None) -> Format | None:

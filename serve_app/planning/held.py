@@ -15,6 +15,7 @@ COMPACT_BYTES = 1.5 + 4 / (16 * PANEL) + 4 / 3000
 GROUP = 64
 _QUANTIZED = {"int8": 1 + 2 / GROUP, "int4": 0.5 + 4 / GROUP}
 _LINEARS = ("experts", "shared experts", "latent projections", "indexers", "head", "attention", "mlp", "routers")
+_EXPANDS = ".kv_b_proj.weight"
 _ITEMS = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -36,9 +37,10 @@ def panels_here() -> bool:
     return bool(torch.cpu._is_avx512_bf16_supported())
 
 
-def as_held(tensors: Iterable[Tensor], held: Held, *, routers: bool = True) -> list[Tensor]:
+def as_held(tensors: Iterable[Tensor], held: Held, *, routers: bool = True, latents: bool = False) -> list[Tensor]:
     """``tensors`` with the bytes that they take once loaded. A head that is tied to the embedding is packed beside
-    it. ``routers``: whether these are packed as well, as in our own pass over layers.
+    it. ``routers``: whether these are packed as well, as in our own pass over layers. ``latents``: whether the cache
+    holds some, what expands which is not packed then.
     """
     dtype, panels = held.dtype, held.panels
     quantization = held.quantization if panels and dtype == "bfloat16" else "none"
@@ -54,6 +56,8 @@ def as_held(tensors: Iterable[Tensor], held: Held, *, routers: bool = True) -> l
     each = COMPACT_BYTES if packed > COMPACT_ABOVE_BYTES else 2.0
 
     def size(tensor: Tensor) -> int:
+        if latents and tensor.name.endswith(_EXPANDS):
+            return tensor.values * item
         if not is_linear(tensor) or (tensor.role == "routers" and tensor.kind != "linear" and not routers):
             return tensor.values * item
         fits = whole if tensor.role == "experts" else tensor.shape[-1] % GROUP == 0

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from serve_app.parallel.stages import following
-from serve_app.planning.cache import LayerCache, _first, by_layer
+from serve_app.planning.cache import LayerCache, _first, by_layer, has_latents
+from serve_app.planning.choosing import Choosing, choosing_of
 from serve_app.planning.formats import Format
 from serve_app.planning.tensors import Tensor
 from serve_app.planning.wanted import Wanted
@@ -62,6 +63,8 @@ class Model:
     media: dict[str, Encoding] = field(default_factory=dict)
     # Bytes that a step takes within a layer with a state: at all, and for each row.
     recurrence: tuple[float, float] = (0.0, 0.0)
+    choosing: Choosing | None = None
+    streams: int = 1  # of each row between layers
     # Layers that stay with the one before them (serve_app/parallel/stages.py).
     follows: list[bool] = field(default_factory=list)
     # Why ranks can't divide its layers, where that is so.
@@ -122,11 +125,14 @@ def build(name: str, full: Any, tensors: Iterable[Tensor], caches: list[LayerCac
     named = ("num_experts_per_tok", "moe_top_k", "num_experts_per_token", "moe_topk", "top_k_experts")
     chosen = int(_first(text, *named) or 0)
     widest = max(int(_first(own, "head_dim") or hidden // heads) for own in by_layer(text, 1))
+    if has_latents(full):  # of which head_dim is what is rotated
+        widest = max(int(text.qk_nope_head_dim + text.qk_rope_head_dim), int(text.v_head_dim))
     inner = int(_first(text, "intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size") or 4 * hidden)
     return Model(
         name=name, layers=layers, outer=outer, caches=caches, hidden=hidden, inner=inner, heads=heads,
         head_dim=widest, vocab=int(text.vocab_size),
         experts=experts, chosen=chosen, moe_inner=int(_first(text, "moe_intermediate_size") or inner),
         context=int(_first(text, "max_position_embeddings", "n_positions", "max_seq_len") or 0),
-        tied="head" not in outer, dropped=dropped, follows=following(text),
+        tied="head" not in outer, dropped=dropped, choosing=choosing_of(full, caches),
+        streams=int(_first(text, "hc_mult") or 1), follows=following(text),
     )  # fmt: skip

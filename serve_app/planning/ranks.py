@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from serve_app.parallel.stages import stages
+from serve_app.planning.choosing import choosing_bytes
 from serve_app.planning.model import Model, RoleWeights, WeightsByRole
 from serve_app.planning.tensors import UNDIVIDED, VISION
 
@@ -122,13 +123,15 @@ def divide(model: Model, split: Split, *, batch_tokens: int, sampled: int, cpu: 
                 rank.copies += mine + (-part.bytes // split.tensor) if _repeated(role, split) else 0
         drawn = sampled if end == len(model.layers) else 0
         if cpu:
-            step = max(bound_on_cpus(model, split, batch_tokens), recurrence_bytes(model, batch_tokens, sampled))
+            step = max(
+                bound_on_cpus(model, split, batch_tokens, sampled), recurrence_bytes(model, batch_tokens, sampled)
+            )
             rank.activations = cpu_logit_bytes(model, split, drawn) + step
         else:
             # Tokens are drawn once the layers' buffers are free again.
             rank.activations = max(
                 logit_bytes(model, drawn),
-                activation_bytes(model, split, batch_tokens),
+                activation_bytes(model, split, batch_tokens, sampled),
                 recurrence_bytes(model, batch_tokens, sampled),
             )
         ranks.append(rank)
@@ -185,28 +188,57 @@ def cpu_logit_bytes(model: Model, split: Split, sampled: int) -> int:
     return 2 * 4 * sampled * -(-model.vocab // split.tensor)
 
 
-def bound_on_cpus(model: Model, split: Split, tokens: int) -> int:
-    """What one step of ``tokens`` rows takes at most on a CPU, where most of a layer is torch's operators one after the
-    other: counted, over families and dtypes, by ``python -m benchmarks planned``.
+def bound_on_cpus(model: Model, split: Split, tokens: int, texts: int) -> int:
+    """What one step of ``tokens`` rows of so many ``texts`` takes at most on a CPU, where most of a layer is torch's
+    operators one after the other: counted, over families and dtypes, by ``python -m benchmarks planned``.
     """
-    item, heads = model.item, model.heads * model.head_dim // split.tensor
-    kv = max((cache.rank_bytes(split.tensor) for cache in model.caches), default=0)
-    # Queries, keys and values as they are projected, normalised and rotated, with what that takes in between.
-    attention = 6 * item * heads + 3 * kv
-    if any(cache.kind == "latent" for cache in model.caches):
-        # Queries that meet latents, and sums of these, for each head.
-        attention += 2 * kv * (model.heads // split.tensor)
+    item = model.item
     dense = 4 * item * model.inner // split.tensor
     # Of each choice: what enters and comes out, as it is and in the order of experts; gates and ups, cut off at limits.
     each = 4 * model.hidden + 7 * model.moe_inner // split.tensor
     mixture = item * model.chosen * each if model.experts else 0
     # Beside experts another MLP of the same layer, whose result waits for theirs (Gemma 4).
     mixture += item * model.hidden if any("mlp" in layer and EXPERTS in layer for layer in model.layers) else 0
-    return tokens * 2 * item * model.hidden + tokens * max(attention, dense, mixture)
+    widest = max(_attention_bytes(model, split, tokens, texts), tokens * max(dense, mixture, _mixing_bytes(model)))
+    return _passing_bytes(model, tokens) + widest
 
 
-def activation_bytes(model: Model, split: Split, tokens: int) -> int:
-    """Of one step of ``tokens`` rows in 16 bits, with buffers that layers use one after the other."""
+def _passing_bytes(model: Model, tokens: int) -> int:
+    """Of ``tokens`` rows between layers: what entered the layer, and what it has come to; of all streams, which each
+    half of a layer makes one (Xie et al. 2026)."""
+    streams = model.streams + (model.streams > 1)
+    return tokens * 2 * model.item * model.hidden * streams
+
+
+def _mixing_bytes(model: Model) -> int:
+    """Of a row whose streams become one, in float32, or several again."""
+    return model.streams * model.hidden * max(8, 3 * model.item) if model.streams > 1 else 0
+
+
+def _attention_bytes(model: Model, split: Split, tokens: int, texts: int) -> int:
+    """What attention takes as torch's operators, and what chooses its keys before it."""
+    item, heads = model.item, model.heads * model.head_dim // split.tensor
+    kv = max((cache.rank_bytes(split.tensor) for cache in model.caches), default=0)
+    if model.wanted.kv_cache_dtype == "fp8":  # until they are written
+        kv *= item
+    # Queries, keys and values as they are projected, normalised and rotated, with what that takes in between.
+    found = tokens * (6 * item * heads + 3 * kv)
+    queries = model.heads // split.tensor
+    if any(cache.kind == "latent" for cache in model.caches):
+        # Queries that meet latents, and sums of these, for each head.
+        found += tokens * 2 * kv * queries
+    if model.choosing is not None:
+        found += choosing_bytes(
+            model.choosing, rows=tokens, texts=texts, context=model.context, ranks=split.tensor, queries=queries,
+            item=item,
+        )  # fmt: skip
+    return found
+
+
+def activation_bytes(model: Model, split: Split, tokens: int, texts: int) -> int:
+    """Of one step of ``tokens`` rows of so many ``texts`` in 16 bits, with buffers that layers use one after the other;
+    where indexers choose keys, attention is torch's operators as on a CPU.
+    """
     kv = max((cache.rank_bytes(split.tensor) for cache in model.caches), default=0)
     heads = model.heads * model.head_dim // split.tensor
     normed, inner = 2 * model.hidden, 2 * model.inner // split.tensor
@@ -218,7 +250,10 @@ def activation_bytes(model: Model, split: Split, tokens: int) -> int:
     moe = normed + 2 * model.chosen * (2 * model.hidden + 2 * model.moe_inner // split.tensor) if model.experts else 0
     # Inputs of linears that compute in float8 lie there in codes as well.
     codes = max(model.hidden, heads, model.inner // split.tensor) if model.wanted.quantization == "fp8" else 0
-    return tokens * 2 * model.hidden + tokens * (max(attention, dense, moe) + codes)
+    widest = tokens * (max(attention, dense, moe, _mixing_bytes(model)) + codes)
+    if model.choosing is not None:
+        widest = max(widest, _attention_bytes(model, split, tokens, texts))
+    return _passing_bytes(model, tokens) // 2 + widest
 
 
 def recurrence_bytes(model: Model, tokens: int, texts: int) -> int:
@@ -230,4 +265,4 @@ def recurrence_bytes(model: Model, tokens: int, texts: int) -> int:
     fixed, each = model.recurrence
     rows = tokens + 64 * texts
     copied = 4 * texts * max(cache.state for cache in model.caches)
-    return 2 * model.item * model.hidden * tokens + max(int(fixed + each * rows), copied)
+    return _passing_bytes(model, tokens) + max(int(fixed + each * rows), copied)

@@ -62,7 +62,7 @@ def stage_seconds(model: Model, split: Split, rank: Rank, device: Device, texts:
             continue
         read += held * (touched if role == "experts" else 1.0)
     caches = model.caches[rank.first : rank.last]
-    read += texts * sum(cache.text_bytes(context, split.tensor) for cache in caches)
+    read += texts * sum(cache.read_bytes(context, split.tensor) for cache in caches)
     seconds = max(read / (device.bandwidth * READS), 2 * values * texts / (device.flops * MULTIPLIES))
     if split.tensor > 1:
         each = LATENCY + _all_reduce(model.hidden * 2 * texts, split.tensor, device)

@@ -82,17 +82,15 @@ def plan_model(
     # What ranks of such models divide, their own modules say.
     asks = needs is not None or has_indexers(full)
     cuts = cuts_of(described) if asks else Cuts()
-    caches = layer_caches(
-        full,
-        item,
-        latent=keeps_latents(adapters=adapters, quantization=quantization),
-        states=needs.states if needs is not None else None,
-    )
+    latents = keeps_latents(adapters=adapters, quantization=quantization)
+    caches = layer_caches(full, item, latent=latents, states=needs.states if needs is not None else None)
     plain = needs is None and not has_latents(full)
     if held is not None:
         if quantization == "fp8":
             raise NotRounded("quantization fp8 is for GPUs; plan it for one, or take int8 or int4 on a CPU")
-        tensors = as_held(tensors, replace(held, quantization=quantization), routers=plain)
+        tensors = as_held(
+            tensors, replace(held, quantization=quantization), routers=plain, latents=latents and has_latents(full)
+        )
     elif quantization != "none":
         tensors, stored_as = as_rounded(tensors, quantization, stored_as, fused=plain), None
     elif stored_as is not None and not keeps_codes(adapters=adapters, quantization=quantization):

@@ -7,6 +7,11 @@ LARGE = {
     "@cf/openai/gpt-oss-20b": "gpt-oss-20b",
     "@cf/qwen/qwen3-30b-a3b-fp8": "qwen3-30b-a3b-fp8",
     "@cf/zai-org/glm-4.7-flash": "glm-4.7-flash",
+    # Which is built as 5.3, and packed as 5.3 in the repository of its record.
+    "@cf/zai-org/glm-5.2": "glm-5.3",
+    "@cf/zai-org/glm-5.3": "glm-5.3",
+    "@cf/zai-org/glm-5.3-flash": "glm-5.3-flash",
+    "@cf/qwen/qwen3.8-27b": "qwen3.8-27b",
     "@cf/moonshotai/kimi-k2.5": "kimi-k2.5",
     # Which are built as K2.5 is, as their authors say where they tell how to deploy them.
     "@cf/moonshotai/kimi-k2.6": "kimi-k2.5",

@@ -16,7 +16,7 @@ from serve_app.planning.devices import GPUS, cpu
 from serve_app.planning.plan import DoesNotFit, ServingTarget, make_plan, to_json
 from serve_app.planning.ranks import Split
 from serve_app.planning.say import said
-from serve_app.planning.source import plan_model
+from serve_app.planning.source import plan_model, published
 from serve_app.planning.tensors import read_headers
 from serve_app.predict.pictures import Pictures
 from serve_app.predict.predictor import Place
@@ -95,6 +95,17 @@ def test_the_first_rank_has_what_sees_and_room_for_encoding(tmp_path):
     assert stages[0].media and not stages[1].media
     with pytest.raises(DoesNotFit, match="GiB for pictures and sounds and"):
         make_plan(model, ServingTarget(cpu(1 << 28)), Split())
+
+
+@pytest.mark.parametrize("name", ["kimi-k2.5", "glm-5.3-flash"])
+def test_the_first_rank_has_what_sees_where_pictures_are_not_served(name):
+    model = plan_model(name, published()[name], [], item=2)
+    seeing = model.by_role()["vision"]
+    assert not model.media and seeing > 0
+    plan = make_plan(model, ServingTarget(GPUS["h200"], 8, batch_tokens=1024), Split(8))
+    assert plan.ranks[0].weights["vision"] == seeing and plan.unused_bytes == 7 * seeing
+    first, second = make_plan(model, ServingTarget(GPUS["h200"], 16, batch_tokens=1024), Split(8, 2)).ranks
+    assert first.weights["vision"] == seeing and "vision" not in second.weights
 
 
 def test_longer_contexts_take_larger_pictures_and_longer_sounds(tmp_path):

@@ -64,6 +64,12 @@ def test_kimi_k2_5_fits_eight_h100_with_30_gib_left():
         ("deepseek-r1-distill-qwen-32b", 65.5, 32.8, 32.0),
         ("granite-4.0-h-micro", 6.4, 3.19, 3.19),
         ("nemotron-3-120b-a12b", 241.3, 120.6, 12.0),
+        ("deepseek-v3.2", 674.0, 671.9, 37),
+        # Without what drafts, as all that are published with such a layer; see below.
+        ("glm-5.2", 1486.8, 743.4, 40),
+        ("glm-5.3", 745.6, 743.4, 40),
+        ("glm-5.3-flash", 320.8, 313.9, 17),
+        ("qwen3.8-27b", 54.7, 27.36, 26),
     ],
 )
 def test_sizes_that_authors_publish(name, gigabytes, billions, active):
@@ -71,6 +77,57 @@ def test_sizes_that_authors_publish(name, gigabytes, billions, active):
     assert model.weight_bytes / 1e9 == pytest.approx(gigabytes, rel=0.02)
     assert model.values / 1e9 == pytest.approx(billions, rel=0.01)
     assert model.active_values / 1e9 == pytest.approx(active, rel=0.06)
+
+
+@pytest.mark.parametrize(
+    ("name", "gigabytes"), [("glm-5.2", 1507), ("glm-5.3", 755.6), ("glm-5.3-flash", 328.3), ("qwen3.8-27b", 55.563)]
+)
+def test_files_have_a_layer_that_drafts_beside_what_is_served(name, gigabytes):
+    """As many bytes as repositories have are those of the model and of one layer more, with a product that makes one
+    row of two (DeepSeek-V3, arXiv 2412.19437, section 2.2): headers beside them are less than a thousandth.
+    """
+    config = published()[name]
+    model = plan_model(name, config, [], item=2)
+    # What attends, with its indexer, and what has experts.
+    last = max(i for i, layer in enumerate(model.layers) if "latent projections" in layer or not model.experts)
+    drafts = sum(part.bytes for part in model.layers[last].values()) + 2 * 2 * model.hidden**2
+    assert (model.weight_bytes + drafts) / 1e9 == pytest.approx(gigabytes, rel=0.001)
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers"),
+    [
+        # Latent and rotated key of each layer, and an indexer's key of each layer that has one.
+        ("deepseek-v3.2", 61 * (512 + 64 + 128)),
+        ("glm-5.3", 78 * (512 + 64) + 21 * 128),
+        # Of eleven layers that attend; keys, what weighs them in their pools, and whether there is one.
+        ("glm-5.3-flash", 11 * (512 + 2 * 128 + 1)),
+    ],
+)
+def test_what_a_token_takes_where_indexers_choose_keys(name, numbers):
+    model = model_of(name)
+    plan = make_plan(model, ServingTarget(GPUS["h200"], 8, batch_tokens=1024), Split(8))
+    # Every rank has all of it.
+    assert plan.token_bytes == 2 * numbers == sum(cache.rank_bytes(8) for cache in model.caches)
+    assert make_plan(model_of(name, item=1), plan.asked, Split(8)).token_bytes == numbers
+
+
+def test_a_query_reads_the_keys_that_are_chosen_for_it_and_those_by_which_they_are():
+    full, shared = (model_of("glm-5.3").caches[layer] for layer in (2, 3))
+    assert (full.indexed, shared.indexed) == (256, 0)
+    for tokens in (100, 2048):
+        assert full.read_bytes(tokens) == full.text_bytes(tokens) == tokens * 2 * (512 + 64 + 128)
+    assert full.read_bytes(100_000) - shared.read_bytes(100_000) == 100_000 * 256
+    assert shared.read_bytes(100_000) == 2048 * 2 * (512 + 64)
+
+
+def test_layers_that_take_over_keys_stay_with_those_that_chose_them():
+    model = model_of("glm-5.3")
+    assert [i for i, follows in enumerate(model.follows) if not follows] == [0, 1, 2, *range(6, 78, 4)]
+    plan = make_plan(model, ServingTarget(GPUS["h200"], 16), Split(8, 2))
+    assert plan.ranks[1].first in range(6, 78, 4)
+    with pytest.raises(DoesNotDivide, match="78 layers make 21 stages at most, and not 26"):
+        make_plan(model, ServingTarget(GPUS["h200"], 26), Split(1, 26))
 
 
 @pytest.mark.parametrize(("record", "name"), LARGE.items())
@@ -81,9 +138,9 @@ def test_records_of_large_models_fit_their_gpus_with_a_text_as_long_as_they_say(
     packed = "fp8" not in record and "fp8" not in name
     config = {key: value for key, value in published()[name].items() if key != "quantization_config" or packed}
     model = plan_model(name, config, [], item=2)
+    gpu = GPUS["h200" if name.startswith(("kimi", "glm-5")) else "h100"]
     asked = ServingTarget(
-        GPUS["h200" if "kimi" in name else "h100"], stage.ranks, stage.gpu_memory_utilization * stage.num_gpus,
-        stage.max_batch_tokens, stage.max_num_seqs,
+        gpu, stage.ranks, stage.gpu_memory_utilization * stage.num_gpus, stage.max_batch_tokens, stage.max_num_seqs,
         kv_cache_bytes=stage.kv_cache_bytes,
     )  # fmt: skip
     plan = make_plan(model, asked, Split(stage.tensor_parallel))

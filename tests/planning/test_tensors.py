@@ -44,6 +44,8 @@ def test_a_damaged_header_is_named(tmp_path):
         ("model.layers.0.self_attn.q_norm.weight", "norms"),
         ("model.layers.0.self_attn.kv_a_proj_with_mqa.weight", "latent projections"),
         ("model.layers.0.self_attn.kv_b_proj.weight", "attention"),
+        ("model.layers.0.self_attn.indexer.wq_b.weight", "indexers"),
+        ("model.layers.0.self_attn.indexer.k_norm.weight", "norms"),
         ("model.layers.0.mlp.gate.weight", "routers"),
         ("model.layers.0.mlp.gate_proj.weight", "mlp"),
         ("model.layers.0.mlp.shared_experts.up_proj.weight", "shared experts"),
@@ -67,6 +69,12 @@ def test_formats():
     fp8 = read_format({"quant_method": "fp8", "weight_block_size": [128, 128]})
     assert fp8.bits == pytest.approx(8, abs=0.01) and fp8.holds(attention, "attention")
     assert not fp8.holds("lm_head.weight", "head")
+    # Expressions are about modules, of which some layers may be left out.
+    attends = "re:layers\\.(?!(3|7)\\.)\\d+\\.self_attn"
+    some = read_format({"quant_method": "fp8", "modules_to_not_convert": ["re:kv_b_proj$", attends]})
+    assert not some.holds("model.layers.3.self_attn.kv_b_proj.weight", "attention")
+    assert [some.holds(f"model.layers.{i}.self_attn.o_proj.weight", "attention") for i in (2, 3, 7)] == [
+        False, True, True]  # fmt: skip
     packed = read_format({
         "quant_method": "compressed-tensors", "ignore": ["re:.*self_attn.*"],
         "config_groups": {"group_0": {"weights": {"num_bits": 4, "group_size": 32}}},

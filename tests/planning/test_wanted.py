@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from transformers import GlmMoeDsaForCausalLM
 
 from serve_app.catalog.load import load_catalog
 from serve_app.cli.program import main
@@ -45,6 +46,18 @@ def test_a_plan_keeps_latents_where_a_worker_does(one_thread, tmp_path, way):
     caches = planned(folder, wanted).caches
     assert sum(cache.token_bytes for cache in caches) == loaded.kv_shape.block_bytes // 32
     assert {cache.kind == "latent" for cache in caches} == {way == "plain"}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_plan_keeps_what_indexers_choose_by(one_thread, tmp_path, way):
+    """Beside latents, or beside every head's keys and values."""
+    wanted = WAYS[way]
+    folder = tiny.write_small(tmp_path, GlmMoeDsaForCausalLM, indexer_types=["full", "shared", "full", "shared"])
+    adapters = 2 if wanted.adapters else 0
+    loaded = load_causal_lm(folder, dtype="bfloat16", quantization=wanted.quantization, adapters=adapters)
+    caches = planned(folder, wanted).caches
+    assert sum(cache.token_bytes for cache in caches) == loaded.kv_shape.block_bytes // 32
+    assert [cache.indexed > 0 for cache in caches] == [True, False, True, False]
 
 
 def test_heads_take_much_more_than_latents():

@@ -12,10 +12,11 @@
 #include <cstring>
 #include <ctime>
 
+#if defined(__linux__)
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-
+#endif
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -50,6 +51,14 @@ void pause() {
 #endif
 }
 
+// Until `line` says something else than `seen`, or for so long at most. Elsewhere than on Linux nobody shares memory.
+void sleep_on(Line& line, uint32_t seen, int64_t ns) {
+#if defined(__linux__)
+  timespec rest{static_cast<time_t>(ns / 1000000000LL), static_cast<long>(ns % 1000000000LL)};
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&line.come), FUTEX_WAIT, seen, &rest, nullptr, 0);
+#endif
+}
+
 // Whether the rank of `line` has come so often; waits for it at most until `wait_ns` from now.
 bool await(Line& line, uint32_t wanted, int64_t spins, int64_t wait_ns) {
   for (int64_t i = 0; i < spins; ++i) {
@@ -68,10 +77,7 @@ bool await(Line& line, uint32_t wanted, int64_t spins, int64_t wait_ns) {
     timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     int64_t left = wait_ns - (now.tv_sec - begun.tv_sec) * 1000000000LL - (now.tv_nsec - begun.tv_nsec);
-    if (left > 0) {
-      timespec rest{static_cast<time_t>(left / 1000000000LL), static_cast<long>(left % 1000000000LL)};
-      syscall(SYS_futex, reinterpret_cast<uint32_t*>(&line.come), FUTEX_WAIT, seen, &rest, nullptr, 0);
-    }
+    if (left > 0) sleep_on(line, seen, left);
     line.sleepers.fetch_sub(1);
     if (left <= 0) return false;
   }
@@ -79,8 +85,10 @@ bool await(Line& line, uint32_t wanted, int64_t spins, int64_t wait_ns) {
 
 void arrive(Line& line) {
   line.come.fetch_add(1);
+#if defined(__linux__)
   if (line.sleepers.load())
     syscall(SYS_futex, reinterpret_cast<uint32_t*>(&line.come), FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
+#endif
 }
 
 float wide(uint16_t x) {

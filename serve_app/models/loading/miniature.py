@@ -54,7 +54,7 @@ _KV_HEADS = {
 }  # fmt: skip
 _HEAD_DIM = {
     "head_dim", "swa_head_dim", "linear_key_head_dim", "linear_value_head_dim", "linear_head_dim", "dim_head",
-    "kv_channels", "d_head", "attention_head_size", "d_kv", "v_head_dim", "index_head_dim", "qk_nope_head_dim",
+    "kv_channels", "d_head", "attention_head_size", "d_kv", "v_head_dim", "qk_nope_head_dim",
     "rotary_dim",
 }  # fmt: skip
 _INNER = {
@@ -88,7 +88,7 @@ _FIXED = {
     "num_shared_experts": 1, "n_shared_experts": 1, "moe_num_shared_experts": 1, "n_group": 1, "topk_group": 1,
     "num_expert_group": 1, "zero_expert_num": 2, "q_lora_rank": 32, "kv_lora_rank": 32, "qk_rope_head_dim": 16,
     "o_lora_rank": 16, "o_groups": 2, "index_topk": 16, "index_topk_blocks": 2, "index_block_size": 8,
-    "index_n_heads": 16,  # with fewer, scores of keys are 0 alike, and any of them may be chosen
+    "index_head_dim": 32, "index_n_heads": 16,  # with fewer, scores of keys are 0 alike, and any of them may be chosen
     "first_k_dense_replace": 1, "num_dense_layers": 1, "hidden_size_per_layer_input": 16, "laurel_rank": 8,
     "rel_extent": 64, "d_rel": 8, "mamba_d_state": 16, "mamba_n_heads": 8, "mamba_d_head": 32, "mamba_d_ssm": 256,
     "mamba_chunk_size": 16, "chunk_size": 16, "mamba_dt_rank": 8, "mamba_num_heads": 8, "mamba_head_dim": 32,

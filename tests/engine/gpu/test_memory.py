@@ -32,6 +32,42 @@ def test_too_little_is_refused_with_a_remedy():
         Budget(total=24 * GIB, free=24 * GIB, held=17 * GIB, activations=GIB, media=9 * GIB).cache_bytes(0.9, GIB)
 
 
+@pytest.mark.parametrize("family", ["glm 5", "glm 5.3 flash"])
+def test_choosing_keys_takes_what_a_plan_says(family, one_thread, tmp_path, monkeypatch):
+    """Counted operator by operator, where parts are as large as they are and smaller: rows of a text that is much
+    longer than what is chosen, a row each of two such texts, and texts of which all tokens are chosen.
+    """
+    from benchmarks.engine import planned as compared
+    from serve_app.kernels import chosen
+    from serve_app.models import indexed
+    from serve_app.planning import choosing
+    from serve_app.planning.ranks import Split, bound_on_cpus, cpu_logit_bytes
+
+    assert (choosing.SCORES, choosing.GATHERED) == (indexed.SCORES, chosen.GATHERED)
+    if family in compared.SEEING:  # where layers have no states, which take more
+        *names, text, sees = compared.SEEING[family]
+        own = (*names, text | {"layer_types": 3 * ["indexed_attention"]}, sees)
+        monkeypatch.setitem(compared.SEEING, family, own)
+    folder = compared.write(tmp_path, family)
+    loaded = tiny.load(folder, dtype="bfloat16")
+    model = compared.planned(folder, "bfloat16", "none").model
+    rows, most, end = compared.ROWS, 64, compared.COMMON["max_position_embeddings"]
+    steps = [[(end - rows, rows)], [(end - 1, 1)] * 2, [(0, most)] * (rows // most)]
+    for scores, gathered in ((choosing.SCORES, choosing.GATHERED), (1 << 20, 1 << 18), (1 << 18, 1 << 22)):
+        for module in (choosing, indexed):
+            monkeypatch.setattr(module, "SCORES", scores)
+        for module in (choosing, chosen):
+            monkeypatch.setattr(module, "GATHERED", gathered)
+        shares = []
+        for texts in steps:
+            each = sum(count for _, count in texts)
+            bound = bound_on_cpus(model, Split(), each, len(texts)) + cpu_logit_bytes(model, Split(), len(texts))
+            shares.append(compared.peak_bytes(loaded, texts) / bound)
+        assert max(shares) <= 1, (scores, gathered, shares)
+        # Of rows of any texts.
+        assert max(shares[0], shares[2]) > 0.5 and shares[1] > 0.5, (scores, gathered, shares)
+
+
 @pytest.mark.parametrize(("rows", "vocab"), [(8, 1000), (64, 5000)])
 def test_drawing_takes_what_a_plan_says(rows, vocab, monkeypatch):
     """Counted on CPU tensors, operator by operator; with parts as small as the vocabulary is."""
