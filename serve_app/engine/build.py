@@ -86,7 +86,7 @@ def gpu_cache_bytes(model: CausalModel, limits: EngineLimits, utilization: float
     length = min(limits.max_model_len, model.max_model_len)
     budget = measure(
         model.forward, model.kv_shape, model.device, max_batch_tokens=limits.max_batch_tokens,
-        max_num_seqs=limits.max_num_seqs, max_model_len=length,
+        max_num_seqs=limits.max_num_seqs, max_model_len=length, chooses=model.chooses,
     )  # fmt: skip
     budget = replace(budget, media=media)
     model.report |= {"media_mb": media >> 20, "held_mb": budget.held >> 20, "activations_mb": budget.activations >> 20}

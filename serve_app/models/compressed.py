@@ -192,7 +192,7 @@ class CompressedLayer:
         every = torch.arange(self.most, device=q.device)
         table = index.entries(batch.kv)
         # Texts with no more entries than are chosen see all of theirs.
-        for piece in cut(batch, (self.most + 1) * index.ratio - 1, q.shape[1]):
+        for piece in cut(batch, (self.most + 1) * index.ratio - 1, q.shape[1], max(q.shape[1], index.width)):
             rows = piece.rows
             at = (
                 rows.index

@@ -196,14 +196,16 @@ class IndexedLayer:
     def _pieces(self, batch: Any) -> list[Piece]:
         """Worked out once for all layers of a pass."""
         if self.plan[0] is not batch:
-            self.plan[:] = [batch, list(cut(batch, self.most, self.heads, together=not self.pooled))]
+            pieces = cut(batch, self.most, self.heads, max(self.heads, self.seen), together=not self.pooled)
+            self.plan[:] = [batch, list(pieces)]
         found: list[Piece] = self.plan[1]
         return found
 
 
-def cut(batch: Any, most: int, heads: int, *, together: bool = True) -> Iterator[Piece]:
+def cut(batch: Any, most: int, heads: int, each: int, *, together: bool = True) -> Iterator[Piece]:
     """The pieces of a batch: texts of up to ``most`` tokens, which have all of them chosen, together; some rows of one
-    longer text; or, if they may go ``together``, a row of each of several. ``heads``: scores of a row and a key.
+    longer text; or, if they may go ``together``, a row of each of several. ``heads``: scores of a row and a key;
+    ``each``: numbers of a key, or its scores with one row, whichever are more.
     """
     device = batch.slots.device
     if batch.max_seq_len <= most:
@@ -227,7 +229,7 @@ def cut(batch: Any, most: int, heads: int, *, together: bool = True) -> Iterator
             yield Piece(_rows(begin, end - begin), [request], [length - (last - end)], True)
     while single:
         longest = max(lengths[request] for request in single)
-        count = max(1, SCORES // (4 * heads * longest))
+        count = max(1, SCORES // (4 * each * longest))
         some, single = single[:count], single[count:]
         index = torch.tensor([starts[request] for request in some], device=device)
         yield Piece(_rows(0, 1, index), some, [lengths[request] for request in some], True)

@@ -17,7 +17,7 @@ from serve_app.engine.runner import Forward
 from serve_app.kernels.gpu.backend import takes_latents
 from serve_app.models import attention
 from serve_app.models.adapters import AdapterBank, bank_plug
-from serve_app.models.compressed import showing_linears
+from serve_app.models.compressed import compressed_layers, showing_linears
 from serve_app.models.divided.adapters import part_bank
 from serve_app.models.divided.check import check_part
 from serve_app.models.divided.division import looking
@@ -186,7 +186,7 @@ def load_causal_lm(
         report=report,
         extend_at=prepared.extend_at,
         recompute=prepared.recompute,
-        chooses=bool(indexed_layers(module)),
+        chooses=bool(indexed_layers(module)) or bool(compressed_layers(module)),
     )
     summing: Plug | None = None
     if part is not None and group is not None:

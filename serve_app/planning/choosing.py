@@ -92,7 +92,7 @@ def _scoring(choosing: Choosing, rows: int, texts: int, context: int, item: int)
         found = context * (2 * width + 1) * item + max(pooling, scores)
     else:
         # Of one text, or of several with a row each.
-        keys = width * max(context, min(texts * context, pairs))
+        keys = width * max(context, min(texts * context, SCORES // (4 * max(choosing.heads, width))))
         scores = 4 * choosing.heads * pairs
         # Keys as they lie and in float32, then scores as they are and scaled.
         found = keys * item + 12 * pairs + 16 * picked + scores + max(4 * keys if item < 4 else 0, scores)

@@ -70,7 +70,9 @@ def as_held(tensors: Iterable[Tensor], held: Held, *, routers: bool = True, late
 
 
 def is_linear(tensor: Tensor) -> bool:
-    """Whether rows are multiplied with it."""
+    """Whether rows are multiplied with it, and it may be packed."""
+    if tensor.name.endswith("indexer.weights_proj.weight"):  # left as it is (serve_app/models/loading/optimise.py)
+        return False
     if tensor.kind:
         experts = tensor.role == "experts" and len(tensor.shape) == 3
         return tensor.kind != "other" or experts or (tensor.role == "routers" and len(tensor.shape) == 2)

@@ -56,8 +56,10 @@ class Budget:
 
 
 def measure(forward: Forward, shape: KVShape, device: torch.device, *, max_batch_tokens: int, max_num_seqs: int,
-            max_model_len: int) -> Budget:  # fmt: skip
-    """Runs the largest batch that the limits allow, samples from it, and reads the allocator's counters. CUDA only."""
+            max_model_len: int, chooses: bool = False) -> Budget:  # fmt: skip
+    """Runs the largest batch that the limits allow, samples from it, and reads the allocator's counters. CUDA only.
+    ``chooses``: a model that chooses keys takes most behind long texts, of which it gets a few rows each, and one many.
+    """
     kv = shape.allocate(1, device)
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
@@ -67,6 +69,9 @@ def measure(forward: Forward, shape: KVShape, device: torch.device, *, max_batch
         draw_all(forward(largest_batch(kv, max_batch_tokens, max_num_seqs, max_model_len)))
         if kv.shape.states.parts:
             forward(widest_batch(kv, max_num_seqs, max(1, max_batch_tokens // max_num_seqs)))
+        if chooses:
+            forward(longest_batch(kv, max_num_seqs, 1, max_model_len))
+            forward(longest_batch(kv, 1, min(max_batch_tokens, max_model_len), max_model_len))
     torch.cuda.synchronize(device)
     activations = torch.cuda.max_memory_allocated(device) - held
     torch.cuda.empty_cache()
@@ -118,6 +123,19 @@ def widest_batch(kv: KVCache, texts: int, rows: int) -> Batch:
     batch = largest_batch(kv, texts * rows, texts, rows)
     nobody = torch.zeros(texts, dtype=torch.int64, device=kv.device)
     batch.states = BatchStates([Rows(0, rows, nobody, nobody, torch.arange(texts * rows, device=kv.device))])
+    return batch
+
+
+def longest_batch(kv: KVCache, texts: int, rows: int, length: int) -> Batch:
+    """The last ``rows`` of each of ``texts`` that have ``length`` tokens."""
+    batch = largest_batch(kv, texts * rows, texts, rows)
+    batch.positions = batch.positions + length - rows
+    batch.seq_lens = torch.full_like(batch.seq_lens, length)
+    batch.block_tables = batch.block_tables.new_full((texts, blocks_for(length)), TRASH_BLOCK)
+    batch.max_seq_len, batch.total_seq_len = length, texts * length
+    if batch.states is not None:
+        nobody = torch.zeros(texts, dtype=torch.int64, device=kv.device)
+        batch.states = BatchStates([Rows(0, rows, nobody, nobody, torch.arange(texts * rows, device=kv.device))])
     return batch
 
 

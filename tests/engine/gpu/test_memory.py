@@ -4,9 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers
 from transformers import Qwen3NextForCausalLM
 
-from serve_app.engine.gpu.memory import RESERVE, Budget, NotEnoughMemory, draw_all, largest_batch
+from serve_app.engine.gpu.memory import RESERVE, Budget, NotEnoughMemory, draw_all, largest_batch, longest_batch
 from tests import tiny
 
 GIB = 2**30
@@ -98,6 +99,31 @@ def test_the_largest_batch_runs_and_touches_the_trash_block_only(tmp_path):
         assert draw_all(logits).shape == (8,)
     [plane] = kv.planes
     assert bool(plane[:, :, 0].any()) and not bool(plane[:, :, 1:].any())
+
+
+@pytest.mark.parametrize("family", ["GlmMoeDsaForCausalLM", "DeepseekV4ForCausalLM"])
+def test_the_longest_texts_choose_among_all_of_their_keys(tmp_path, family, monkeypatch):
+    """One row of each of several, and many rows of one, which touch nobody's block and slot."""
+    from serve_app.models import indexed
+
+    model = tiny.load(tiny.write_small(tmp_path, getattr(transformers, family)))
+    assert model.chooses
+    cut, seen = indexed.cut, []
+
+    def watched(*given, **options):
+        for piece in cut(*given, **options):
+            seen.append((len(piece.requests), piece.rows.count, piece.lengths, piece.chooses))
+            yield piece
+
+    for module in ("indexed", "compressed"):
+        monkeypatch.setattr(f"serve_app.models.{module}.cut", watched)
+    kv = model.kv_shape.allocate(3, "cpu")
+    with torch.inference_mode():
+        model.forward(longest_batch(kv, 3, 1, 700))
+        model.forward(longest_batch(kv, 1, 40, 900))
+    assert (3, 1, [700] * 3, True) in seen and (1, 40, [900], True) in seen
+    assert not any(bool(plane[:, :, 1:].any()) for plane in kv.planes)
+    assert not any(bool(part[1:].any()) for part in kv.states)
 
 
 def test_the_largest_batch_writes_states_to_nobodys_slot(tmp_path):
