@@ -20,14 +20,9 @@ transformers itself makes or runs no such checkpoint.
 
 ## Large models of Workers AI
 
-Those with a record (`serve_app/catalog/models`) are of families below that are exact, on one rank and on several
-([parallel.md](parallel.md)); `tests/planning/large.py` names the configurations that they are checked with. These have
-none yet:
-
-| model | architecture | what is missing |
-| --- | --- | --- |
-| deepseek-v4-flash-0731 | DeepseekV4ForCausalLM | a configuration whose sizes could be checked |
-| deepseek-v4-pro-0813 | DeepseekV4ForCausalLM | the same |
+All have a record (`serve_app/catalog/models`), and are of families below that are exact, on one rank and on several
+([parallel.md](parallel.md)); `tests/planning/large.py` names the configurations that they are checked with. Of DeepSeek
+V4 that is the one of the previews, of which the releases differ in what drafts, as those say who have read both.
 
 Of nemotron-3-120b-a12b calls of tools are not read, nor its checkpoints in 8 and 4 bits (ModelOpt). Of Kimi K2.5 to
 K2.7, GLM 5.3 Flash and Gemma 4 pictures are not served. GLM 5.3 and GLM 5.3 Flash have windows of 1,310,720 tokens at

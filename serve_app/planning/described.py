@@ -93,6 +93,25 @@ class Described:
 
         return frozenset(name.rpartition(".")[2] for name in looking(self.module)) if self.builds else frozenset()
 
+    @cached_property
+    def _names(self) -> tuple[Any, ...]:
+        """By which transformers' loader finds a parameter for what a file calls otherwise."""
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightRenaming, rename_source_key
+
+        every = get_model_conversion_mapping(self.module)
+        renamings = [each for each in every if isinstance(each, WeightRenaming)]
+        converters = [each for each in every if not isinstance(each, WeightRenaming)]
+        own = dict(self.module.named_parameters())
+        return rename_source_key, renamings, converters, self.module.base_model_prefix, own
+
+    def loaded_as(self, tensors: Iterable[Tensor]) -> list[Tensor]:
+        """A file's tensors with the names of the parameters that they become, or are a part of."""
+        if not self.builds:
+            return list(tensors)
+        rename, *how = self._names
+        return [replace(each, name=rename(each.name, *how)[0]) for each in tensors]
+
     def read(self, tensors: Iterable[Tensor]) -> tuple[list[Tensor], int]:
         """Of a file's tensors those that are loaded, and the bytes of those that transformers leaves there (layers that
         draft)."""
@@ -115,7 +134,7 @@ class Described:
             shape, kind = tuple(parameter.shape), kinds[name]
             tensor = Tensor(name, parameter.numel(), parameter.numel() * 2, shape, kind=kind)
             if stored_as is not None and is_linear(tensor) and stored_as.holds(name, tensor.role):
-                tensor = replace(tensor, bytes=int(tensor.values * stored_as.bits / 8))
+                tensor = replace(tensor, bytes=int(tensor.values * stored_as.bits_of(tensor.role) / 8))
             found.append(self._seen(tensor))
         return found
 

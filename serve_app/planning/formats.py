@@ -27,6 +27,12 @@ class Format:
     group: int | None = None
     # Whether transformers sees to models without experts on one GPU.
     dense: bool = False
+    # Of an expert's weight, where that differs.
+    expert_bits: float = 0.0
+
+    def bits_of(self, role: str) -> float:
+        """Per weight of a role that is in fewer bits."""
+        return self.expert_bits if role == "experts" and self.expert_bits else self.bits
 
     def holds(self, name: str, role: str) -> bool:
         """Whether the tensor of this name is in fewer bits."""
@@ -37,8 +43,9 @@ class Format:
         return not any(pattern.search(each) for pattern in self.skipped for each in named)
 
 
-def read_format(described: dict[str, Any] | None) -> Format | None:
-    """The format that a ``quantization_config`` names; None for none. Raises ValueError for one that is not known."""
+def read_format(described: dict[str, Any] | None, experts: str | None = None) -> Format | None:
+    """The format that a ``quantization_config`` names; None for none. ``experts``: ``expert_dtype`` of the
+    configuration. Raises ValueError for one that is not known."""
     if not described:
         return None
     method = str(described.get("quant_method", ""))
@@ -50,6 +57,10 @@ def read_format(described: dict[str, Any] | None) -> Format | None:
         rows, columns = described.get("weight_block_size") or (1, 4096)
         skipped = tuple(_pattern(name) for name in described.get("modules_to_not_convert") or ("lm_head",))
         group = {"fp8": 128 if (rows, columns) == (128, 128) else 0}.get(method)
+        if "fp4" in (experts, described.get("expert_dtype")):
+            # DeepSeek V4's: MX's 4 bits, and scales that are a byte each.
+            bits, four = 8 + 8 / (rows * columns), 4 + 8 / 32
+            return Format("fp8, experts in fp4", bits, skipped, group=32, dense=True, expert_bits=four)
         return Format("fp8", 8 + 32 / (rows * columns), skipped, group=group, dense=True)
     if method in ("gptq", "awq"):
         group = described.get("group_size") or 128

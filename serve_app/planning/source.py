@@ -69,13 +69,15 @@ def plan_model(
     adapters, quantization = wanted.adapters, wanted.quantization
     full = full_config(config)
     try:
-        stored_as = read_format(packing_of(config))
+        stored_as = read_format(packing_of(config), config.get("expert_dtype"))
     except ValueError as error:
         if not tensors:
             raise NoTensors(str(error)) from error
         stored_as = None  # the headers say what weights take
     described = Described(config, full, held.dtype if held is not None else "bfloat16")
     tensors, left = described.read(tensors)
+    if has_indexers(full):
+        tensors = described.loaded_as(tensors)
     if not tensors or (held is not None and described.builds):
         tensors = described.tensors(stored_as)
     needs = states(described)

@@ -12,6 +12,8 @@ LARGE = {
     "@cf/zai-org/glm-5.3": "glm-5.3",
     "@cf/zai-org/glm-5.3-flash": "glm-5.3-flash",
     "@cf/qwen/qwen3.8-27b": "qwen3.8-27b",
+    "@cf/deepseek-ai/deepseek-v4-flash-0731": "deepseek-v4-flash",
+    "@cf/deepseek-ai/deepseek-v4-pro-0813": "deepseek-v4-pro",
     "@cf/moonshotai/kimi-k2.5": "kimi-k2.5",
     # Which are built as K2.5 is, as their authors say where they tell how to deploy them.
     "@cf/moonshotai/kimi-k2.6": "kimi-k2.5",

@@ -138,7 +138,7 @@ def test_records_of_large_models_fit_their_gpus_with_a_text_as_long_as_they_say(
     packed = "fp8" not in record and "fp8" not in name
     config = {key: value for key, value in published()[name].items() if key != "quantization_config" or packed}
     model = plan_model(name, config, [], item=2)
-    gpu = GPUS["h200" if name.startswith(("kimi", "glm-5")) else "h100"]
+    gpu = GPUS["h200" if name.startswith(("kimi", "glm-5", "deepseek-v4")) else "h100"]
     asked = ServingTarget(
         gpu, stage.ranks, stage.gpu_memory_utilization * stage.num_gpus, stage.max_batch_tokens, stage.max_num_seqs,
         kv_cache_bytes=stage.kv_cache_bytes,

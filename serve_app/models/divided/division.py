@@ -42,8 +42,9 @@ class Cut:
 @dataclass(slots=True)
 class Division:
     """``cuts`` by parameter; linears and experts by what ranks do behind them: ``summed``, ``sliced`` and ``joined``
-    (:mod:`.modules`), and ``experts`` whose results are added, or those of the whole ``blocks`` they are in. ``few``:
-    projections to fewer K/V heads than there are ranks, with the number of their heads: each rank keeps one.
+    (:mod:`.modules`), ``grouped`` where inputs lie in groups of which each rank has some, and ``experts`` whose results
+    are added, or those of the whole ``blocks`` they are in. ``few``: projections to fewer K/V heads than there are
+    ranks, with the number of their heads: each rank keeps one.
     ``heads``: K/V heads of each layer, where they are known, and None where each rank has its share of them. ``once``:
     biases that one rank adds.
     """
@@ -53,6 +54,7 @@ class Division:
     summed: set[str] = field(default_factory=set)
     sliced: set[str] = field(default_factory=set)
     joined: set[str] = field(default_factory=set)
+    grouped: set[str] = field(default_factory=set)
     experts: set[str] = field(default_factory=set)
     blocks: set[str] = field(default_factory=set)
     few: dict[str, int] = field(default_factory=dict)
@@ -289,6 +291,14 @@ def _take(found: Division, modules: dict[str, nn.Module], target: str, style: st
     if style == "moe_tp_experts":
         found.experts.add(target)
         found.once |= {f"{target}.{key}" for key in own if key in ("down_proj_bias",)}
+        return
+    if style == "grouped":
+        if module.n_groups % found.place.tensor:
+            raise UnsupportedModel(
+                f"{name}: {target} has {module.n_groups} groups, which {found.place.tensor} ranks can't divide"
+            )
+        _cut(found, modules, f"{target}.weight", "colwise", name)
+        found.grouped.add(target)
         return
     if type(module) is not nn.Linear or style not in _COLUMNS + _ROWS:
         raise UnsupportedModel(

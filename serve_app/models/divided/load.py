@@ -26,6 +26,7 @@ from serve_app.models.divided.division import Division, bare, dispatch_from, div
 from serve_app.models.divided.modules import (
     JoinedLinear,
     NoEmbedding,
+    PartOfGroups,
     SlicedLinear,
     SummedLinear,
     Through,
@@ -238,8 +239,7 @@ def _leave_other_stages(model: Any, division: Division, dtype: torch.dtype) -> N
 
 
 def returns_pair(layer: nn.Module) -> bool:
-    """Whether a decoder's layer returns hidden states and something beside them; what annotations say is not always
-    so."""
+    """Whether a decoder's layer returns hidden states and something beside them; annotations do not always say so."""
     source = textwrap.dedent(inspect.getsource(inspect.unwrap(type(layer).forward)))
     found = [each for each in ast.walk(ast.parse(source)) if isinstance(each, ast.Return)]
     return any(isinstance(each.value, ast.Tuple) and len(each.value.elts) == 2 for each in found)
@@ -319,12 +319,12 @@ def _join(model: Any, division: Division, shares: Shares, slots: dict[str, Slots
             for names in (ends, division.experts)
         )
         share_rows(layers, shares, dense, experts)
-    kinds = ((division.summed, SummedLinear), (division.sliced, SlicedLinear), (division.joined, JoinedLinear))
-    for names, kind in kinds:
-        for name in names:
-            if (linear := _found(model, name)) is not None:
-                owner, _, own = name.rpartition(".")
-                setattr(model.get_submodule(owner), own, kind(linear, shares))
+    kinds: dict[Any, set[str]] = {SummedLinear: division.summed, SlicedLinear: division.sliced}
+    kinds |= {JoinedLinear: division.joined, PartOfGroups: division.grouped}
+    for name, kind in ((name, kind) for kind, names in kinds.items() for name in names):
+        if (linear := _found(model, name)) is not None:
+            owner, _, own = name.rpartition(".")
+            setattr(model.get_submodule(owner), own, kind(linear, shares))
     for name in division.experts:
         if (experts := _found(model, name)) is not None:
             summed = name.rpartition(".")[0] not in division.blocks

@@ -125,6 +125,20 @@ class VocabularyEmbedding(nn.Module):
         return self.group.sum(found.masked_fill(~there.unsqueeze(-1), 0))
 
 
+class PartOfGroups(nn.Module):
+    """This rank's groups of a linear whose inputs lie in groups, each with weights of its own (DeepSeek V4)."""
+
+    def __init__(self, linear: Any, shares: Shares) -> None:
+        super().__init__()
+        self.linear, self.groups = linear, linear.n_groups // shares.group.place.tensor
+        linear.n_groups = self.groups
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., groups of the model, inputs], of the heads that are here, in which its own groups lie one behind
+        another."""
+        return self.linear(x.flatten(-2).unflatten(-1, (self.groups, -1)))
+
+
 class NoEmbedding(nn.Module):
     """Of a stage that gets hidden states: something of their shape for modelling code, which nobody reads."""
 

@@ -51,6 +51,13 @@ _SHARED_MLP = {"shared_mlp.input_linear.weight": "packed_colwise", "shared_mlp.o
 MORE = {
     "deepseek_v2": _HEADS,
     "deepseek_v3": _HEADS,
+    # One head of keys, which are their own values; what queries and outputs have is divided.
+    "deepseek_v4": {
+        "self_attn.q_a_proj": "rowwise_split_input", "self_attn.kv_proj": "rowwise_split_input",
+        "self_attn.q_b_proj": "colwise", "self_attn.sinks": "colwise",
+        "self_attn.o_a_proj": "grouped", "self_attn.o_b_proj": "rowwise",
+        **_gated("mlp.shared_experts"),
+    },
     **dict.fromkeys(("axk2", "deepseek_v32", "glm5_next_text", "glm_moe_dsa", "hy_v4"), _HEADS),
     "glm4_moe_lite": {**_HEADS, **_gated("mlp.shared_experts")},
     "qwen2_moe": _gated("mlp.shared_expert"),
@@ -68,6 +75,6 @@ MORE = {
 }  # fmt: skip
 # Mixtures whose result is the sum of what routed and shared experts give, each times a number of the row's.
 SUMS = (
-    "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "llama4_text",
-    "qwen2_moe",
+    "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa",
+    "llama4_text", "qwen2_moe",
 )  # fmt: skip
