@@ -10,10 +10,14 @@ from transformers import (
     DeepseekV2ForCausalLM,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    DeepseekV4Config,
+    DeepseekV4ForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     Glm4MoeConfig,
     Glm4MoeForCausalLM,
+    GlmMoeDsaConfig,
+    GlmMoeDsaForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     GPTNeoXConfig,
@@ -97,6 +101,26 @@ LATENT = {
     "deepseek_v3": (DeepseekV3Config, DeepseekV3ForCausalLM, _LATENT),
 }
 
+# Latents, of which indexers choose some, and layers that take over what the one before them has chosen; entries that
+# stand for several tokens, and windows alone.
+_INDEX = {"index_topk": 16, "index_n_heads": 16, "index_head_dim": 32}
+CHOOSING = {
+    "glm_moe_dsa": (
+        GlmMoeDsaConfig, GlmMoeDsaForCausalLM, {**_LATENT, **_INDEX, "indexer_types": ["full", "shared", "full"]}
+    ),
+    "deepseek_v4": (
+        DeepseekV4Config,
+        DeepseekV4ForCausalLM,
+        {
+            **_INDEX, "num_key_value_heads": 1, "head_dim": 32, "q_lora_rank": 32, "o_lora_rank": 16, "o_groups": 2,
+            "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "sliding_window": 24,
+            "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 64},
+            "layer_types": ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"],
+            "mlp_layer_types": ["hash_moe", "moe", "moe"],
+        },
+    ),
+}  # fmt: skip
+
 # Mixtures whose experts differ from Mixtral's in how their weights lie.
 MIXTURES = {
     "qwen3_moe": (
@@ -163,7 +187,7 @@ def write_checkpoint(path: Path, family: str, *, seed: int = 0, **overrides: obj
     """A random float32 checkpoint. Weights are spread wider than at initialisation so that greedy choices are
     clear-cut.
     """
-    config_class, model_class, extra = (FAMILIES | OTHERS | LATENT | MIXTURES | STATEFUL)[family]
+    config_class, model_class, extra = (FAMILIES | OTHERS | LATENT | CHOOSING | MIXTURES | STATEFUL)[family]
     torch.manual_seed(seed)
     model = model_class(config_class(**{**COMMON, **extra, **overrides}))
     with torch.no_grad():

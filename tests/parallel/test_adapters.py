@@ -26,19 +26,29 @@ DIVISIONS = [
     ("qwen3_moe", 4, 1, "whole"), ("mixtral", 2, 1, "copies"), ("qwen2_moe", 2, 2, "copies"),
     # Every second layer keeps a state.
     ("qwen3_next", 2, 1), ("qwen3_next", 2, 2), ("jamba", 2, 1),
+    # Indexers lie whole on each rank.
+    ("glm_moe_dsa", 2, 1), ("glm_moe_dsa", 2, 2), ("deepseek_v4", 2, 1), ("deepseek_v4", 2, 2),
 ]  # fmt: skip
+SOME = {
+    "deepseek_v3": ["q_a_proj", "kv_b_proj"], "glm_moe_dsa": ["q_a_proj", "kv_b_proj"],
+    "deepseek_v4": ["q_a_proj", "kv_proj"],
+}  # fmt: skip
 
 
 def forms(family: str) -> list[LoraConfig]:
     """Of all linears, and of some; of a mixture's experts and router as well."""
     if family in MIXTURES:
         return mixtures(family)
-    some = (ATTENTION | {"deepseek_v3": ["q_a_proj", "kv_b_proj"]}).get(family, ["q_proj", "v_proj"])
+    some = (ATTENTION | SOME).get(family, ["q_proj", "v_proj"])
     every, common = "all-linear", {"init_lora_weights": False}
     more = {}
     if family == "deepseek_v3":
         every = [*some, "q_b_proj", "kv_a_proj_with_mqa", "o_proj"]
         more["target_parameters"] = ["experts.gate_up_proj", "experts.down_proj", "gate.weight"]
+    if family == "glm_moe_dsa":
+        every = [*some, "q_b_proj", "kv_a_proj_with_mqa", "o_proj", "wq_b", "wk", "weights_proj"]
+    if family == "deepseek_v4":
+        every = [*some, "q_b_proj", "gate_proj", "o_b_proj", "weights_proj"]
     if family == "jamba":  # which takes this one's weight and never calls it
         common["exclude_modules"] = ["dt_proj"]
     return [
