@@ -10,6 +10,8 @@ import torch
 from transformers import (
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    DeepseekV4Config,
+    DeepseekV4ForCausalLM,
     Gemma4ForCausalLM,
     Gemma4TextConfig,
     GlmMoeDsaConfig,
@@ -201,6 +203,16 @@ def test_layers_that_take_over_chosen_keys_stay_with_the_one_before_them():
         assert begins <= {0, 4, 5} and len(begins) == count
     with pytest.raises(UnsupportedModel, match="8 layers do not make 4 stages: some take over the keys"):
         divide(module, Place(1, 4))
+
+
+def test_outputs_in_groups_that_do_not_divide_stay_whole_with_their_attention():
+    """DeepSeek V4's of eight groups."""
+    module = bare(DeepseekV4ForCausalLM, scale_down(DeepseekV4Config(), o_groups=2, num_attention_heads=4))
+    for tensor in (2, 4):
+        cuts = {name for name in divide(module, Place(tensor)).cuts if ".layers.1." in name}
+        attention = {name.rpartition("self_attn.")[2] for name in cuts if "self_attn" in name}
+        assert ("o_a_proj.weight" in attention) == (tensor == 2) and bool(attention) == (tensor == 2)
+        assert any("mlp.experts" in name for name in cuts)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -146,6 +146,11 @@ def divide(module: Any, place: Place, least: int = 0) -> Division:
     modules = dict(module.named_modules())
     [below] = [each for each, child in modules.items() if child is layers]
     more = MORE.get(module.config.get_text_config().model_type, {})
+    grouped = [rule for rule, style in more.items() if style == "grouped"]
+    named = (each for rule in grouped for each in _named(f"{below}.*.{rule}", list(modules)))
+    if any(modules[each].n_groups % place.tensor for each in named):
+        # What has its inputs in groups that do not divide stays whole, and with it the attention before it.
+        more = {rule: style for rule, style in more.items() if "self_attn" not in rule}
     plan |= {f"{below}.*.{rule}": style for rule, style in more.items()}
     outer = {each for each, child in modules.items() if child is head or child is module.get_input_embeddings()}
     keeping = {each for each, child in modules.items() if keeps_state(child)}
@@ -293,10 +298,6 @@ def _take(found: Division, modules: dict[str, nn.Module], target: str, style: st
         found.once |= {f"{target}.{key}" for key in own if key in ("down_proj_bias",)}
         return
     if style == "grouped":
-        if module.n_groups % found.place.tensor:
-            raise UnsupportedModel(
-                f"{name}: {target} has {module.n_groups} groups, which {found.place.tensor} ranks can't divide"
-            )
         _cut(found, modules, f"{target}.weight", "colwise", name)
         found.grouped.add(target)
         return
