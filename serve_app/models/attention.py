@@ -25,9 +25,15 @@ NAME = "serve_app_paged"
 
 @dataclass(slots=True)
 class Carrier:
-    """Holds the batch of one model's running forward pass."""
+    """Holds the batch of one model's running forward pass, and what its layers have worked out of it alike."""
 
     batch: Any = None
+    plans: dict[Any, Any] = field(default_factory=dict)
+
+    def clear(self) -> None:
+        """The pass is over."""
+        self.batch = None
+        self.plans.clear()
 
 
 @dataclass(slots=True)

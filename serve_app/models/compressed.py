@@ -27,7 +27,7 @@ from serve_app.engine.states import StatePart, StateShape
 from serve_app.kernels.batch import BLOCK
 from serve_app.kernels.chosen import Source, attend, gathered, rows_of, slots_of, window_source
 from serve_app.models.attention import Carrier, PagedLayer
-from serve_app.models.indexed import cut
+from serve_app.models.indexed import planned
 from serve_app.models.stateful import keeps_state
 
 
@@ -192,7 +192,8 @@ class CompressedLayer:
         every = torch.arange(self.most, device=q.device)
         table = index.entries(batch.kv)
         # Texts with no more entries than are chosen see all of theirs.
-        for piece in cut(batch, (self.most + 1) * index.ratio - 1, q.shape[1], max(q.shape[1], index.width)):
+        most = (self.most + 1) * index.ratio - 1
+        for piece in planned(self.carrier, batch, most, q.shape[1], index.width, together=True):
             rows = piece.rows
             at = (
                 rows.index
@@ -246,7 +247,9 @@ class CompressedLayer:
 
 
 def wrap_compressed(module: nn.Module) -> list[CompressedLayer]:
-    """Lets the compressors of a model find their entries in the batch; none for most models."""
+    """Lets the compressors of a model find their entries in the batch; none for most models. Raises ValueError for
+    entries that do not fit blocks.
+    """
     layers: list[CompressedLayer] = []
     carrier = Carrier()
     for owner in list(module.modules()):
@@ -292,6 +295,9 @@ def with_streams(shape: StateShape, layers: Sequence[CompressedLayer]) -> StateS
 
 
 def _stream(module: Any) -> Stream:
-    width = int(module.head_dim)
+    """Raises ValueError for a ratio with which two entries would end in one place of a block."""
+    width, ratio = int(module.head_dim), int(module.compress_rate)
+    if ratio < BLOCK and BLOCK % ratio:
+        raise ValueError(f"entries stand for {ratio} tokens each, which do not divide blocks of {BLOCK}")
     overlap = module.kv_proj.out_features == 2 * width
-    return Stream(module, int(module.compress_rate), width, overlap, module.kv_proj.weight.dtype)
+    return Stream(module, ratio, width, overlap, module.kv_proj.weight.dtype)

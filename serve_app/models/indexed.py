@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from serve_app.engine.states import Rows
 from serve_app.kernels.attention import write_kv
 from serve_app.kernels.batch import BLOCK
+from serve_app.models.attention import Carrier
 from serve_app.models.linears import Current
 from serve_app.models.stateful import rows_given, within
 
@@ -126,7 +127,6 @@ class IndexedLayer:
     seen: int = 0  # width of its keys
     # Where linears within it look for the batch.
     current: Current | None = None
-    plan: list[Any] = field(default_factory=lambda: [None, None])  # the batch that is under way, and its pieces
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         given = dict(zip(self.names, args, strict=False)) | {k: v for k, v in kwargs.items() if k in self.names}
@@ -135,7 +135,7 @@ class IndexedLayer:
         if batch is None:
             return self._look(given, hidden)
         rows = hidden.shape[1]
-        pieces = self._pieces(batch)
+        pieces = planned(self.module.paged_layer.carrier, batch, self.most, self.heads, self.seen, not self.pooled)
         if len(pieces) == 1 and not pieces[0].chooses:
             self._call(batch, pieces[0], given, rows)
             return torch.empty((1, rows, 0), dtype=torch.int32, device=hidden.device)
@@ -193,13 +193,14 @@ class IndexedLayer:
         last = torch.tensor(lengths, device=device)[:, None] - rows + torch.arange(rows, device=device)
         return key <= last[:, :, None]
 
-    def _pieces(self, batch: Any) -> list[Piece]:
-        """Worked out once for all layers of a pass."""
-        if self.plan[0] is not batch:
-            pieces = cut(batch, self.most, self.heads, max(self.heads, self.seen), together=not self.pooled)
-            self.plan[:] = [batch, list(pieces)]
-        found: list[Piece] = self.plan[1]
-        return found
+
+def planned(carrier: Carrier, batch: Any, most: int, heads: int, width: int, together: bool) -> list[Piece]:
+    """:func:`cut`, worked out once for all layers of a pass. ``width``: of keys."""
+    key = most, heads, width, together
+    if key not in carrier.plans:
+        carrier.plans[key] = list(cut(batch, most, heads, max(heads, width), together=together))
+    found: list[Piece] = carrier.plans[key]
+    return found
 
 
 def cut(batch: Any, most: int, heads: int, each: int, *, together: bool = True) -> Iterator[Piece]:
@@ -227,8 +228,9 @@ def cut(batch: Any, most: int, heads: int, each: int, *, together: bool = True) 
         for begin in range(first, last, step):
             end = min(last, begin + step)
             yield Piece(_rows(begin, end - begin), [request], [length - (last - end)], True)
+    single.sort(key=lambda request: -lengths[request])
     while single:
-        longest = max(lengths[request] for request in single)
+        longest = lengths[single[0]]
         count = max(1, SCORES // (4 * each * longest))
         some, single = single[:count], single[count:]
         index = torch.tensor([starts[request] for request in some], device=device)
@@ -240,9 +242,10 @@ def _rows(begin: int, count: int, index: Tensor | None = None) -> Rows:
 
 
 def wrap_indexed(module: nn.Module) -> list[IndexedLayer]:
-    """Lets the indexers of a model find their keys in the batch; none for most models."""
+    """Lets the indexers of a model find their keys in the batch; none for most models. Raises ValueError for one that
+    chooses no tokens of short texts.
+    """
     layers: list[IndexedLayer] = []
-    plan: list[Any] = [None, None]
     for child in list(module.modules()):
         if not is_indexer(type(child)):
             continue
@@ -252,11 +255,9 @@ def wrap_indexed(module: nn.Module) -> list[IndexedLayer]:
         if not known or not {"hidden_states", _CACHE, "attention_mask"} <= set(names):
             continue  # refused by name
         pooled = hasattr(child, "index_kpool")
-        # Where the rest behind the last whole pool is left out, no text has all of its tokens chosen.
-        whole = not pooled or owner.index_kpool_always_select_tail
-        layer = IndexedLayer(
-            child, child.forward, names, int(owner.index_topk) if whole else 0, int(owner.n_heads), pooled, plan=plan
-        )
+        if pooled and not owner.index_kpool_always_select_tail:
+            raise ValueError("tokens behind the last whole pool are left out (index_kpool_always_select_tail: false)")
+        layer = IndexedLayer(child, child.forward, names, int(owner.index_topk), int(owner.n_heads), pooled)
         owner.forward = layer
         layers.append(layer)
     if layers:

@@ -54,8 +54,11 @@ class SharedSums:
         library = cpu_library()
         assert library is not None
         self._add_up, self._memory, self._timeout_s = library.add_up, memory, timeout_s
-        self._others = {os.pidfd_open(pid): other for other, pid in enumerate(pids) if other != rank}
+        self._broken, self._others = False, {}
         self._ends = select.poll()
+        for other, pid in enumerate(pids):
+            if other != rank:
+                self._others[os.pidfd_open(pid)] = other
         for pidfd in self._others:
             self._ends.register(pidfd, select.POLLIN)
         self._args = _Args(rank=rank, ranks=len(pids), part_bytes=PART, spins=SPINS, wait_ns=LOOK_NS)
@@ -69,6 +72,8 @@ class SharedSums:
         """The sum of all ranks' ``x``, of its dtype, added up in float32 in the order of ranks. Raises
         :class:`RankEnded`.
         """
+        if self._broken:
+            raise RankEnded("a sum before this one has failed")
         x = x.contiguous()
         out, args = torch.empty_like(x), self._args
         args.x, args.out, args.count = x.data_ptr(), out.data_ptr(), x.numel()
@@ -80,16 +85,16 @@ class SharedSums:
         return out
 
     def _look(self, until: float) -> None:
+        self._broken = True
         for pidfd, _ in self._ends.poll(0):
             raise RankEnded(f"rank {self._others[pidfd]} of those that divide a layer has ended")
         if time.monotonic() > until:
             raise RankEnded(f"a rank has not come to where layers are added up for {self._timeout_s:.0f} s")
+        self._broken = False
 
-    def close(self) -> None:
-        """Of others' processes nobody asks any more."""
-        for pidfd in self._others:
+    def __del__(self) -> None:
+        for pidfd in getattr(self, "_others", {}):
             os.close(pidfd)
-        self._others = {}
 
 
 def share(
@@ -111,7 +116,7 @@ def share(
             return None
         pids = [_PID.unpack_from(memory, each * _LINE + _PID_AT)[0] for each in range(ranks)]
         found: SharedSums | None = None
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(AttributeError, OSError):  # a Python without pidfd_open
             found = SharedSums(memory, rank, pids, timeout_s)
         return found if agree(found is not None) else None
     finally:
@@ -121,11 +126,14 @@ def share(
 
 def _made(size: int) -> int:
     """Memory that no file system shows, and that goes with the last who has it; -1 where there is none."""
+    fd = -1
     try:
         fd = os.memfd_create(_NAME)
-    except (AttributeError, OSError):  # elsewhere than on Linux
+        os.ftruncate(fd, size)
+    except (AttributeError, OSError):  # elsewhere than on Linux, and where a limit is set
+        if fd >= 0:
+            os.close(fd)
         return -1
-    os.ftruncate(fd, size)
     return fd
 
 

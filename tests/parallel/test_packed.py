@@ -13,14 +13,15 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, DeepseekV4ForCausalLM, Kimi_K25ForConditionalGeneration
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from serve_app.kernels.coded import FLOAT4, Coded
+from serve_app.kernels.coded import FLOAT4, FLOAT8, Coded
 from serve_app.kernels.decoder import decoder_library
 from serve_app.models.load import load_causal_lm
+from serve_app.models.loading import packed
 from serve_app.models.loading.compare import difference, probe
 from serve_app.models.loading.folder import UnsupportedModel, class_of
 from serve_app.models.loading.packed import format_of, open_files, read_here
 from tests import tiny
-from tests.packed import float4, float8, write_deepseek_v4, write_float4, write_float8, write_whole4
+from tests.packed import float4, float4_pairs, float8, write_deepseek_v4, write_float4, write_float8, write_whole4
 from tests.parallel.groups import divided
 from tests.parallel.test_divided import NEW_TOKENS, generate, prompts
 from tests.variants import some
@@ -173,6 +174,49 @@ def test_codes_of_experts_become_rows_of_codes(tmp_path):
             part = rows[name][:, slice(FLOAT4.bytes, 3 * FLOAT4.bytes)]
             found = Coded.of_rows(part[None], FLOAT4, torch.float32)[0]
             assert torch.equal(found, numbers[name][:, slice(32, 96)])
+
+
+def fused(path: Path) -> Path:
+    """Qwen3-MoE with all experts of a layer in one tensor, in fp8 with scales for blocks."""
+    write_float8(path, "qwen3_moe", size=128, **SIZES | {"hidden_size": 128}, moe_intermediate_size=128)
+    tensors = load_file(path / "model.safetensors")
+    for layer in range(SIZES["num_hidden_layers"]):
+        at = f"model.layers.{layer}.mlp.experts"
+        for end, name in (("", "weight"), ("_scale_inv", "weight_scale_inv")):
+            each = [[tensors.pop(f"{at}.{i}.{own}_proj.{name}") for own in ("gate", "up", "down")] for i in range(4)]
+            tensors[f"{at}.gate_up_proj{end}"] = torch.stack([torch.cat([gate, up]) for gate, up, _ in each])
+            tensors[f"{at}.down_proj{end}"] = torch.stack([down for _, _, down in each])
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    return path
+
+
+def test_experts_in_one_tensor_are_known_by_their_scales(tmp_path, monkeypatch):
+    """Where experts compute on codes; one process on a CPU would read them without their scales, and says so."""
+    path = fused(tmp_path)
+    described = json.loads((path / "config.json").read_text())["quantization_config"]
+    monkeypatch.setattr(packed, "takes_codes", lambda device: True)
+    assert packed.form_of(described, [str(path / "model.safetensors")], torch.device("cpu")) is FLOAT8
+    monkeypatch.undo()
+    with pytest.raises(UnsupportedModel, match="has scales that nothing reads, .*gate_up_proj_scale_inv"):
+        load_causal_lm(path, dtype="float32")
+
+
+def test_codes_of_four_bits_are_not_guessed_at(tmp_path):
+    """With scales that are no powers of two, or packed by the file format itself."""
+    codes, scales = float4_pairs(torch.randn(64, 128))
+    described = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    with (
+        ExitStack() as stack,
+        pytest.raises(UnsupportedModel, match="stored as I8 with scales as F32; weights of four"),
+    ):
+        opened(tmp_path, {"e.weight": codes, "e.scale": scales.float()}, stack, **described)
+    # What stands beside a plain weight is another thing.
+    plain = {"b.weight": torch.ones(4, 4), "b.scale": torch.full((1, 1), 3.0), "e.weight": codes, "e.scale": scales}
+    with ExitStack() as stack:
+        found = opened(tmp_path, plain, stack, **described)
+        assert set(found) == {"b.weight", "b.scale", "e.weight"} and torch.equal(
+            found["b.weight"][...], torch.ones(4, 4)
+        )
 
 
 @pytest.mark.parametrize("case", some(CASES), ids=str)

@@ -104,7 +104,6 @@ def test_all_ranks_get_the_same_sums(ranks):
         sums = meet(0, ranks, others.lines)
         assert sums is not None and all([line.recv() for line in others.lines])
         added_up(sums, ranks, others.lines)
-        sums.close()
 
 
 @pytest.mark.parametrize("what", ["ends", "is killed", "does not come"])
@@ -115,7 +114,6 @@ def test_who_waits_for_a_rank_that_has_gone_learns_it(what):
         added_up(sums, 2, others.lines)
         with pytest.raises(RankEnded, match="has not come" if what == "does not come" else "rank 1 of those"):
             sums.sum(torch.ones(5))
-        sums.close()
 
 
 def test_ranks_agree_that_there_is_none():

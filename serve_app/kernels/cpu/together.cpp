@@ -26,6 +26,8 @@ namespace {
 struct alignas(64) Line {
   std::atomic<uint32_t> come;
   std::atomic<uint32_t> sleepers;
+  int64_t unused;
+  int64_t pid;  // for serve_app/parallel/shared.py
 };
 
 // serve_app/parallel/shared.py has the same.

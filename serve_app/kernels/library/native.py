@@ -51,8 +51,8 @@ class Library:
     pack_compact: Callable[..., None]
     pack_matrices: Callable[..., int]
     fits_float4: Callable[..., int]
-    add_up: Callable[..., int]
     pack_float4: Callable[..., None]
+    add_up: Callable[..., int]
     thread_limit: int
     note: str
 
@@ -84,7 +84,7 @@ def open_library(path: Path) -> Library:
         # Two pools would spin against each other on the same cores; torch's does most of the work, so it
         # keeps them.
         limit, note = 1, f"single-threaded: {runtimes} OpenMP runtimes are loaded"
-    return Library(path, *functions, pack, survey, compact, matrices, fits, add_up, float4, limit, note)
+    return Library(path, *functions, pack, survey, compact, matrices, fits, float4, add_up, limit, note)
 
 
 def threads(lib: Library) -> int:

@@ -36,7 +36,8 @@ from serve_app.models.mixtures.coded import coded_experts, hold_rows, takes_code
 FLOAT4, FLOAT8, WHOLE4 = "mxfp4", "fp8", "compressed-tensors"
 FORMATS = (FLOAT4, FLOAT8, WHOLE4)
 _SCALES, _WEIGHT, _SCALE = "_scale_inv", ".weight", ".scale"
-_PAIRS = ("I8", "U8", "F4")  # two codes of four bits in a byte
+_PAIRS = ("I8", "U8")  # two codes of four bits in a byte
+_POWERS = ("F8_E8M0", "U8")  # exponents
 _BLOCKS, _EXPONENTS = "_blocks", "_scales"
 _PACKED, _FACTORS, _SHAPE = "_packed", "_scale", "_shape"
 _EXPERT = ".experts."
@@ -69,7 +70,7 @@ def form_of(described: dict[str, Any], files: list[str], device: torch.device) -
         return coded.FLOAT4
     if method == FLOAT8:
         kinds = _kinds_of_experts(files)
-        if kinds <= set(_PAIRS):
+        if kinds and kinds <= set(_PAIRS):
             return coded.FLOAT4
         whole = described.get("weight_block_size") == [128, 128] and not kinds & set(_PAIRS)
         return coded.FLOAT8 if whole else None
@@ -97,15 +98,14 @@ def _scales_of(name: str, names: Container[str]) -> str:
 
 
 def _kinds_of_experts(files: list[str]) -> set[str]:
-    """As what experts' weights are stored."""
+    """As what experts' weights are stored that have scales, each expert's or all of them in one."""
     from safetensors import safe_open
 
-    found = set()
+    found: dict[str, str] = {}
     for file in files:
         with safe_open(file, framework="pt") as handle:
-            weights = [name for name in handle.keys() if _EXPERT in name and name.endswith(_WEIGHT)]  # noqa: SIM118
-            found |= {handle.get_slice(name).get_dtype() for name in weights}
-    return found
+            found |= {name: handle.get_slice(name).get_dtype() for name in handle.keys() if _EXPERT in name}  # noqa: SIM118
+    return {kind for name, kind in found.items() if _scales_of(name, found)}
 
 
 def _form_of_whole4(files: list[str]) -> Form | None:
@@ -249,11 +249,17 @@ def _scaled(tensors: dict[str, Any], block: Any, dtype: torch.dtype, form: Form 
     found: dict[str, Any] = {}
     used = set()
     for name, tensor in tensors.items():
-        if not (own := _scales_of(name, tensors)):
+        kind, own = tensor.get_dtype(), _scales_of(name, tensors)
+        if not own or (own.endswith(_SCALE) and not (kind.startswith("F") and kind[1] in "48") and kind not in _PAIRS):
             continue
         used.add(own)
         coded_here = form is not None and _EXPERT in name
-        if tensor.get_dtype() in _PAIRS:
+        if kind == "F4" or (kind in _PAIRS and tensors[own].get_dtype() not in _POWERS):
+            raise UnsupportedModel(
+                f"{name} is stored as {kind} with scales as {tensors[own].get_dtype()}; weights of four bits are read "
+                f"from bytes ({', '.join(_PAIRS)}), with powers of two for scales ({', '.join(_POWERS)})"
+            )
+        if kind in _PAIRS:
             rows = PackedRows(tensor, tensors[own], form, 2) if form is not None and coded_here else None
             found[name] = rows or PackedGroups(name, tensor, tensors[own], dtype, 2)
         else:

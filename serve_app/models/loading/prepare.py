@@ -56,9 +56,9 @@ def prepare(module: nn.Module, device: torch.device, *, latents: bool = True) ->
     leave_odd_experts(module)
     add_behind_layers(module)
     attend_beside(module)
-    wrap_indexed(module)
-    states, entries = wrap_stateful(module), wrap_compressed(module)
     try:
+        wrap_indexed(module)
+        states, entries = wrap_stateful(module), wrap_compressed(module)
         extend_at = longrope.replace_rotary(module, generates=True)
         layers, vocab_size = observe(module, device, coded=extend_at is not None)
     except Unservable:
@@ -93,7 +93,7 @@ def _forward(module: Any, carriers: list[Carrier], extend_at: int | None) -> Cal
             output = run(module, takes, inputs, turned, batch=batch, rows=batch.sample_rows, **more)
         finally:
             for carrier in carriers:
-                carrier.batch = None
+                carrier.clear()
         if capture is not None:
             # hidden_states[i] is what enters layer i.
             capture.states = torch.stack([output.hidden_states[i][0] for i in capture.layers], 1)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 
 import pytest
 import torch
@@ -111,6 +113,24 @@ def test_keys_of_an_indexer_that_are_lost_between_passes_are_seen(monkeypatch):
     """It would choose among the tokens of the pass alone."""
     monkeypatch.setattr("serve_app.models.indexed.write_kv", lambda *_: None)
     assert "differs by" in check.compare(DeepseekV32ForCausalLM, DeepseekV32Config()).differs
+
+
+def test_entries_that_would_share_a_place_are_refused():
+    """At 15 tokens each, those that end with the tokens 224 and 254, which no check comes to."""
+    config = DeepseekV4Config(compress_rates={"compressed_sparse_attention": 15, "heavily_compressed_attention": 128})
+    assert "entries stand for 15 tokens each" in check.compare(DeepseekV4ForCausalLM, config).differs
+
+
+@pytest.mark.parametrize("family", ["DeepseekV4", "GlmMoeDsa"])
+def test_a_pass_keeps_nothing_of_its_batch(family, tmp_path):
+    model = tiny.load(tiny.write_small(tmp_path, getattr(transformers, f"{family}ForCausalLM")))
+    engine = tiny.make_engine(model)
+    engine.add(tiny.make_request("a", list(range(3, 90)), max_tokens=2))
+    tiny.run_all(engine)
+    kv = weakref.ref(engine.runner.kv.planes[0])
+    del engine
+    gc.collect()
+    assert kv() is None
 
 
 @pytest.mark.parametrize("lost", ["_close", "take"])
