@@ -293,8 +293,8 @@ def refuse_contradictions(path: Path, module: Any, info: dict[str, Any]) -> None
     unread = sorted(name for name in info.get("unexpected_keys") or () if name.endswith("_scale_inv"))
     if unread:
         raise UnsupportedModel(
-            f"{path} has scales that nothing reads, {', '.join(unread[:3])}: their weights would be other numbers; use a "
-            "checkpoint with each expert's weights apart, or plain ones"
+            f"{path} has scales that nothing reads, {', '.join(unread[:3])}: their weights would be other numbers; use "
+            "a checkpoint with each expert's weights apart, or plain ones"
         )
     own = {_unnumbered(name) for name, _ in module.named_parameters()}
     more = sorted(name for name in info.get("unexpected_keys") or () if _unnumbered(name) in own)
