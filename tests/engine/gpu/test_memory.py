@@ -115,8 +115,7 @@ def test_the_longest_texts_choose_among_all_of_their_keys(tmp_path, family, monk
             seen.append((len(piece.requests), piece.rows.count, piece.lengths, piece.chooses))
             yield piece
 
-    for module in ("indexed", "compressed"):
-        monkeypatch.setattr(f"serve_app.models.{module}.cut", watched)
+    monkeypatch.setattr(indexed, "cut", watched)
     kv = model.kv_shape.allocate(3, "cpu")
     with torch.inference_mode():
         model.forward(longest_batch(kv, 3, 1, 700))

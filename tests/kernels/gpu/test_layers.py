@@ -73,7 +73,7 @@ def test_a_step_takes_what_a_plan_says(tokens, inner, tmp_path):
     with torch.no_grad(), Living([*model.module.parameters(), *batch.kv.planes]) as living:
         forward(batch)
     planned = activation_bytes(
-        plan_model("x", json.loads((path / "config.json").read_text()), read_headers(path), item=2), Split(), tokens
+        plan_model("x", json.loads((path / "config.json").read_text()), read_headers(path), item=2), Split(), tokens, 1
     )
     assert 0.9 * planned < living.peak < 1.05 * planned, (living.peak, planned)
 
