@@ -16,6 +16,7 @@ from serve_app.grammar.limits import (
     MAX_REGEX_CHARS,
     MAX_SCHEMA_DEPTH,
 )
+from serve_app.text.tool_calls.declared import resolve
 
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -95,7 +96,7 @@ def _has_finite_value(root: dict[str, Any], nodes: list[dict[str, Any]]) -> bool
 
     def settled(node: dict[str, Any]) -> bool:
         if "$ref" in node:
-            target = _resolve(root, node["$ref"])
+            target = resolve(root, node["$ref"])
             if isinstance(target, dict) and not fits(target):
                 return False
         for key in ("anyOf", "oneOf"):
@@ -129,19 +130,3 @@ def _has_finite_value(root: dict[str, Any], nodes: list[dict[str, Any]]) -> bool
             break
         pending = left
     return id(root) in finite
-
-
-def _resolve(root: dict[str, Any], reference: Any) -> Any:
-    """What a JSON pointer in the same schema names; None for anchors and what is not there."""
-    if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
-        return None
-    found: Any = root
-    for part in reference.split("/")[1:]:
-        part = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, list) and part.isdigit() and int(part) < len(found):
-            found = found[int(part)]
-        elif isinstance(found, dict) and part in found:
-            found = found[part]
-        else:
-            return None
-    return found

@@ -162,8 +162,7 @@ class CompressedLayer:
         hidden: Tensor = given["hidden_states"]
         batch = self.carrier.batch
         if batch is not None:
-            rows = hidden.shape[1]
-            request, position = rows_of(batch, rows, hidden.device)
+            request, position = self._places(batch)
             self._take(self.stream, hidden, batch, request, position)
             self.chosen = None
             if self.index is not None:
@@ -174,6 +173,13 @@ class CompressedLayer:
                 if batch.max_seq_len // self.stream.ratio > self.most:
                     self.chosen = self._choose(given["q_residual"][0], hidden[0], batch, request, position)
         return hidden.new_zeros((1, 1, 0, self.stream.width)), None
+
+    def _places(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """:func:`rows_of` the batch, worked out once for all layers of a pass."""
+        if "rows" not in self.carrier.plans:
+            self.carrier.plans["rows"] = rows_of(batch, len(batch.slots), batch.slots.device)
+        found: tuple[Tensor, Tensor] = self.carrier.plans["rows"]
+        return found
 
     @staticmethod
     def _take(stream: Stream, hidden: Tensor, batch: Any, request: Tensor, position: Tensor) -> None:
@@ -189,17 +195,13 @@ class CompressedLayer:
         q = index._turned(q, position)
         weights = scorer.weights_proj(hidden).float() * scorer.weights_scaling  # [T, heads]
         found = torch.full((len(q), self.most), -1, dtype=torch.int64, device=q.device)
-        every = torch.arange(self.most, device=q.device)
+        every, row = torch.arange(self.most, device=q.device), torch.arange(len(q), device=q.device)
         table = index.entries(batch.kv)
         # Texts with no more entries than are chosen see all of theirs.
         most = (self.most + 1) * index.ratio - 1
         for piece in planned(self.carrier, batch, most, q.shape[1], index.width, together=True):
             rows = piece.rows
-            at = (
-                rows.index
-                if rows.index is not None
-                else torch.arange(rows.begin, rows.begin + rows.count, device=q.device)
-            )
+            at = row[rows.begin : rows.begin + rows.count] if rows.index is None else rows.index
             seen = (position[at] + 1) // index.ratio
             if not piece.chooses:
                 found[at] = every.expand(len(at), -1).masked_fill(every >= seen[:, None], -1)
@@ -222,7 +224,7 @@ class CompressedLayer:
         self, q: Tensor, cache: Tensor, batch: Any, *, window: int, scale: float, sinks: Tensor | None
     ) -> Tensor:
         """Queries [T, Hq, D] over their windows and their entries."""
-        request, position = rows_of(batch, len(q), q.device)
+        request, position = self._places(batch)
         stream, chosen = self.stream, self.chosen
         self.chosen = None
         sources = [window_source(cache, batch, min(window, batch.max_seq_len), request, position)]

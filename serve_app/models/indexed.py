@@ -52,8 +52,8 @@ class _Enough(Exception):
 
 @dataclass(slots=True)
 class TextKeys:
-    """The keys of some texts, as their indexer sees them: transformers' cache without the rest. ``lengths``: of each
-    text with these rows; ``table`` [texts, blocks]; ``slots`` [texts * rows] where the rows' own keys belong.
+    """The keys of some texts, as their indexer sees them: transformers' cache without the rest. ``table`` [texts,
+    blocks]; ``slots`` [texts * rows] where the rows' own keys belong; ``longest``: tokens of the longest text.
     """
 
     layer: Tensor | None  # of the cache, [1, blocks, 1, 32, D]; None while a model is looked at
@@ -157,7 +157,7 @@ class IndexedLayer:
     def _look(self, given: dict[str, Any], hidden: Tensor) -> Tensor:
         """A pass over one short text, which shows how wide its keys are."""
         keys, tokens = TextKeys(None), hidden.shape[1]
-        out = self.own(**given | {_CACHE: keys, "attention_mask": self._mask([tokens], 1, tokens, hidden.device)})
+        out = self.own(**given | {_CACHE: keys, "attention_mask": self._mask([tokens], tokens, hidden.device)})
         self.seen = keys.width
         return out
 
@@ -174,21 +174,19 @@ class IndexedLayer:
         layer = batch.kv.layer(self.module.paged_layer.index)
         keys = TextKeys(layer, slots, table, longest, piece.chooses)
         asked = {name: rows_given(value, total, rows) for name, value in given.items() if name != "attention_mask"}
-        asked |= {_CACHE: keys, "attention_mask": None}
-        if piece.chooses:
-            asked["attention_mask"] = self._mask(piece.lengths, len(piece.lengths), rows.count, device)
-        elif "attention_mask" in self.names and self.pooled:
-            asked["attention_mask"] = torch.ones(asked["hidden_states"].shape[:2], dtype=torch.bool, device=device)
+        # One that scores pools asks which rows there are, also of texts that have all of them chosen.
+        masked = piece.chooses or self.pooled
+        asked |= {_CACHE: keys, "attention_mask": self._mask(piece.lengths, rows.count, device) if masked else None}
         try:
             with within(self.current, batch, rows):
                 return self.own(**asked)
         except _Enough:
             return None
 
-    def _mask(self, lengths: list[int], texts: int, rows: int, device: torch.device) -> Tensor:
+    def _mask(self, lengths: list[int], rows: int, device: torch.device) -> Tensor:
         """Which keys rows may choose, [texts, rows, keys]; of pools, which rows there are."""
         if self.pooled:
-            return torch.ones((texts, rows), dtype=torch.bool, device=device)
+            return torch.ones((len(lengths), rows), dtype=torch.bool, device=device)
         key = torch.arange(max(lengths), device=device)
         last = torch.tensor(lengths, device=device)[:, None] - rows + torch.arange(rows, device=device)
         return key <= last[:, :, None]

@@ -99,7 +99,8 @@ def observe(module: nn.Module, device: torch.device, *, coded: bool = False) -> 
         with torch.inference_mode(), showing(states):
             positions = torch.arange(TOKENS, device=device)
             inputs, places = {"input_ids": positions[None] + 1}, positions[None] * (1 + coded)
-            output = run(module, parameters_of(module), inputs, places, batch=None, rows=positions)
+            masks = masks_of(module, device)
+            output = run(module, parameters_of(module), inputs, places, batch=None, rows=positions, **masks)
     finally:
         attention.register()
     return _placed(module, calls, keeps=_keeps(module, states)), int(output.logits.shape[-1])
@@ -123,9 +124,12 @@ def run(
         more["batch"] = batch
     if "position_ids" in takes:
         more["position_ids"] = positions
-    if indexed_layers(module):
-        more["attention_mask"] = AnyMask(positions.device)
     return module(**inputs, use_cache=False, **more)
+
+
+def masks_of(module: nn.Module, device: torch.device) -> dict[str, Any]:
+    """What ``module.forward`` is given for its masks, where its code asks for some."""
+    return {"attention_mask": AnyMask(device)} if indexed_layers(module) else {}
 
 
 def parameters_of(module: nn.Module) -> frozenset[str]:

@@ -19,7 +19,15 @@ from serve_app.models.deepstack import add_behind_layers
 from serve_app.models.indexed import wrap_indexed
 from serve_app.models.latent import use_latents
 from serve_app.models.loading.adapt import adapt
-from serve_app.models.loading.observe import SeenLayer, Unservable, hands_batch_down, observe, parameters_of, run
+from serve_app.models.loading.observe import (
+    SeenLayer,
+    Unservable,
+    hands_batch_down,
+    masks_of,
+    observe,
+    parameters_of,
+    run,
+)
 from serve_app.models.mixtures.experts import leave_odd_experts
 from serve_app.models.stateful import shape_of, wrap_stateful
 
@@ -67,14 +75,16 @@ def prepare(module: nn.Module, device: torch.device, *, latents: bool = True) ->
         raise Unservable(f"it can't run on a flat batch ({type(error).__name__}: {error})") from error
     carriers = [] if hands_batch_down(layers) else [layers[0].place.carrier]
     carriers += [layer.carrier for layer in states[:1]] + [layer.carrier for layer in entries[:1]]
-    forward = _forward(module, carriers, extend_at)
+    forward = _forward(module, carriers, extend_at, masks_of(module, device))
     recompute = extend_at is not None and longrope.recomputes(module)
     stepwise = any(layer.stepwise for layer in states)
     shape, keeps = with_streams(shape_of(states), entries), bool(states) or bool(entries)
     return Prepared(forward, layers, vocab_size, extend_at, recompute, shape, stepwise, keeps)
 
 
-def _forward(module: Any, carriers: list[Carrier], extend_at: int | None) -> Callable[[Batch], Tensor]:
+def _forward(
+    module: Any, carriers: list[Carrier], extend_at: int | None, masks: dict[str, Any]
+) -> Callable[[Batch], Tensor]:
     """Logits [S, vocab] of ``batch.sample_rows``; ``carriers`` hold the batch for layers that are not handed it."""
     takes = parameters_of(module)
     chooses = "logits_to_keep" in takes
@@ -84,7 +94,7 @@ def _forward(module: Any, carriers: list[Carrier], extend_at: int | None) -> Cal
         positions = batch.positions
         if extend_at is not None:
             positions = longrope.coded(positions, batch.extended)
-        more = {} if capture is None else {"output_hidden_states": True}
+        more = masks if capture is None else masks | {"output_hidden_states": True}
         inputs = _inputs(module, batch)
         for carrier in carriers:
             carrier.batch = batch

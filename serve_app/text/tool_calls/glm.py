@@ -42,12 +42,3 @@ class Glm(Marked):
             and (self._known is None or any(name.startswith(maybe[1]) for name in self._known))
         )
         return None, 0, Verdict.MORE if possible else Verdict.NO_CALL
-
-    def _close(self, final: bool) -> bool:
-        rest = self._held.lstrip()
-        if rest.startswith(self.close):
-            self._held = rest[len(self.close) :]
-        elif self.close.startswith(rest) and not final:
-            return False
-        self._closing = False
-        return True

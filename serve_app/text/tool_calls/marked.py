@@ -17,6 +17,7 @@ class Marked(ToolParser):
     """White space around calls belongs to nobody and is dropped."""
 
     marker: str
+    close: str  # the mark behind a call, of formats that have one
 
     def __init__(self, tools: Sequence[dict[str, Any]] = ()) -> None:
         super().__init__(tools)
@@ -36,8 +37,15 @@ class Marked(ToolParser):
         return 0
 
     def _close(self, final: bool) -> bool:
-        """Reads what stands behind a call. False where more text is needed to tell."""
-        raise NotImplementedError
+        """Reads what stands behind a call, by itself a mark. False where more text is needed to tell."""
+        rest = self._held.lstrip()
+        if rest.startswith(self.close):
+            self._held = rest[len(self.close) :]
+        elif self.close.startswith(rest) and not final:
+            return False
+        # Models often stop without it.
+        self._closing = False
+        return True
 
     def _read(self, *, final: bool) -> list[str | CallPiece]:
         out: list[str | CallPiece] = []
@@ -139,16 +147,6 @@ class Hermes(Marked):
         while at >= 0 and in_string(body[:at]):
             at = body.find(self.close, at + 1)
         return at + len(self.close) if at >= 0 else 0
-
-    def _close(self, final: bool) -> bool:
-        rest = self._held.lstrip()
-        if rest.startswith(self.close):
-            self._held = rest[len(self.close) :]
-        elif self.close.startswith(rest) and not final:
-            return False
-        # Models often stop without the closing tag.
-        self._closing = False
-        return True
 
 
 class Mistral(Marked):
